@@ -1,0 +1,1 @@
+"""Tokens and text, without tensors: what the end is for a model, and the machine that notices it."""
