@@ -19,7 +19,7 @@ import jinja2.runtime
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-from endstop.protocol.template_environment import OPTIONS, prepare
+from endstop.protocol.template_environment import OPTIONS, prepare, strftime_now
 from endstop.protocol.tracked_text import (
     Mark,
     Path,
@@ -88,7 +88,7 @@ class _TrackingEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"%"})
 
     @staticmethod
-    def concat(pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(pieces: Iterable[str]) -> str:
         return joined(pieces)
 
     def mark_generation(self, body: str) -> str:
@@ -101,7 +101,7 @@ class _TrackingEnvironment(ImmutableSandboxedEnvironment):
             return percent(left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         # Methods of strings that stand in the template itself, such as ', '.join(names).
         if (
             isinstance(__obj, types.BuiltinMethodType)
@@ -122,11 +122,14 @@ class _TrackingEnvironment(ImmutableSandboxedEnvironment):
                 text = plain(*args, **kwargs)
                 return derived(untracked(text), form, args, kwargs)
             if value.__name__ == "format_map":
-                args, kwargs = (), dict(args[0])
-            slots = Slots()
-            return slots.fill(_Formatter(self, slots).vformat(form, args, kwargs))
+                return self._filled(form, (), dict(args[0]))
+            return self._filled(form, args, kwargs)
 
         return wrapper
+
+    def _filled(self, form: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        slots = Slots()
+        return slots.fill(_Formatter(self, slots).vformat(form, args, kwargs))
 
 
 @jinja2.pass_environment
@@ -146,7 +149,11 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 def _safe(value: Any) -> Any:
     # Nothing is escaped in these templates, so a text that is safe is just a text.
-    return text_of(value) if any(marks_of(leaf) for leaf in leaves(value)) else jinja2.filters.do_mark_safe(value)
+    return (
+        text_of(value)
+        if any(marks_of(leaf) for leaf in leaves(value))
+        else jinja2.filters.do_mark_safe(value)
+    )
 
 
 @lru_cache(maxsize=128)
@@ -155,6 +162,5 @@ def _compiled(template: str) -> jinja2.Template:
     for name, function in list(environment.filters.items()):
         environment.filters[name] = keeping_marks(function)
     environment.filters.update(tojson=json_text, join=_join, format=_format, safe=_safe)
-    for name in ("strftime_now",):
-        environment.globals[name] = keeping_marks(environment.globals[name])
+    environment.globals["strftime_now"] = keeping_marks(strftime_now)
     return environment.from_string(template)

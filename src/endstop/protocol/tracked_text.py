@@ -156,7 +156,7 @@ class TrackedText(str):
             at += len(piece)
         return located
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:  # type: ignore[override]
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
         left = count.__index__()
         if not old:
             return derived(super().replace(old, new, left), self, new)
