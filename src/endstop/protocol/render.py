@@ -180,7 +180,9 @@ class ChatRenderer:
         self._templates = dict(tokenizer.chat_templates)
         self._assistant_tokens = frozenset(assistant_tokens)
         self._encoder = ChatEncoder(tokenizer)
-        self._stops = None if stops is None else frozenset(stops if isinstance(stops, Iterable) else stops.ids)
+        self._stops = (
+            None if stops is None else frozenset(stops if isinstance(stops, Iterable) else stops.ids)
+        )
         self._probed: dict[str, frozenset[int]] = {}
         if template is None and not self._templates:
             raise MissingTemplate(
@@ -298,23 +300,25 @@ class ChatRenderer:
         return self._probed[source.template]
 
     def _probe(self, source: _Source) -> frozenset[int]:
-        """The eos token and what the template writes behind an assistant message that is the last one."""
+        """The eos token and what the template writes behind a last answer and behind a last tool call."""
         eos = self.tokenizer.eos_token_id
-        declared = frozenset() if eos is None else frozenset({eos})
-        answer = {"role": "assistant", "content": "QzVx"}
-        try:
-            text = source.render([{"role": "user", "content": "Qz"}, answer], False)
-        except RenderRefused:
-            return declared
-        encoded = self._encoder.encode(text)
-        said = max((m.end for m in marks_of(text) if m.path[:2] == ("messages", 1)), default=None)
-        if said is None:
-            return declared
-        plain = untracked(text)
-        run = terminator_after(encoded, plain, said, len(plain), (), self._special_ids)
-        ids = [encoded.ids[index] for index in run]
-        ending = next((token_id for token_id in ids if token_id in declared), ids[0] if ids else None)
-        return declared if ending is None else declared | {ending}
+        found = frozenset() if eos is None else frozenset({eos})
+        call = {"type": "function", "id": "call00000", "function": {"name": "qz", "arguments": {"q": "Qz"}}}
+        for answer in ({"content": "Qz"}, {"content": "", "tool_calls": [call]}):
+            messages = [{"role": "user", "content": "Qz"}, {"role": "assistant", **answer}]
+            try:
+                text = source.render(messages)
+            except RenderRefused:
+                continue
+            said = [mark.end for mark in marks_of(text) if mark.path[:2] == ("messages", 1)]
+            if not said:
+                continue
+            plain, encoded = untracked(text), self._encoder.encode(text)
+            limits = (max(said), len(plain))
+            run = terminator_after(encoded, plain, *limits, (), self._special_ids, "tool_calls" in answer)
+            ids = [encoded.ids[index] for index in run]
+            found |= set([i for i in ids if i in found][:1] or ids[:1])
+        return found
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class _Turns:
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self.plain = untracked(chat.text)
-        self.marks = sorted(mark for mark in marks_of(chat.text) if mark.path[0] != "generation")
+        self.marks = _data_marks(chat.text)
         self.generated = sorted(
             (mark.start, mark.end) for mark in marks_of(chat.text) if mark.path[0] == "generation"
         )
@@ -121,7 +121,7 @@ class _Turns:
         for mark in self.marks:
             if mark.path[0] == "messages":
                 self.owned.setdefault(int(mark.path[1]), []).append(mark)
-        self._tails: dict[tuple[Any, bool], str | None] = {}
+        self._edges: dict[tuple[Any, bool], tuple[str | None, str | None]] = {}
 
     def in_place(self) -> list[Turn]:
         assistants = [i for i, message in enumerate(self.chat.messages) if role_of(message) == "assistant"]
@@ -192,8 +192,7 @@ class _Turns:
             inside = {mark.path[:2] for mark in self.marks if mark.start < end and start < mark.end}
             owners = {int(path[1]) for path in inside if path[0] == "messages"}
             if not owners:
-                before = [int(m.path[1]) for m in self.marks if m.path[0] == "messages" and m.end <= start]
-                owners = set([i for i in assistants if i > max(before, default=-1)][:1])
+                owners = self._turn_without_words(start, assistants)
             if len(owners) != 1 or not owners <= places.keys() or any(p[0] != "messages" for p in inside):
                 raise Unclear(
                     "a {% generation %} region of the chat template holds more than one assistant turn"
@@ -204,52 +203,65 @@ class _Turns:
                 raise Unclear(f"assistant message {index} is outside of every {{% generation %}} region")
             own = [mark.start for mark in self.owned.get(index, ())]
             begin = self.prompt_end(index, min(own, default=spans[-1][1]))
+            if begin is None and own and not self.has_scaffold(index):
+                begin = min(own)
             if begin is not None:
                 places[index] = [(max(start, begin), end) for start, end in spans if end > begin]
         return places
+
+    def _turn_without_words(self, start: int, assistants: list[int]) -> set[int]:
+        """The turn of a region at `start` that holds no text of a message."""
+        before = [mark for mark in self.marks if mark.path[0] == "messages" and mark.end <= start]
+        index = int(max(before, key=lambda mark: mark.end).path[1]) if before else -1
+        if index in assistants and index + 1 not in assistants:
+            return {index}
+        return set([i for i in assistants if i > index][:1])
 
     def prompt_end(self, index: int, first: int) -> int | None:
         """Where the text stops being the prompt of generation, before character `first` of the turn."""
         before = [mark for mark in self.marks if mark.end <= first and not self.belongs(mark, index)]
         edge = max((mark.end for mark in before), default=0)
         owner = max(before, key=lambda mark: mark.end).path[:2] if before else None
-        tail = self.prompt_tail(index, owner)
+        previous = index > 0 and owner == ("messages", index - 1)
+        key = (role_of(self.chat.messages[index - 1]), True) if previous else (index, False)
+        if key not in self._edges:
+            self._edges[key] = self._prompt_edge(index)
+        tail, header = self._edges[key]
         if tail is not None and self.plain[edge:first].startswith(tail):
             return edge + len(tail)
         prompt = self.rendered(index, True)
         if prompt is not None and self.plain.startswith(untracked(prompt)) and len(prompt) <= first:
             return len(prompt)
+        # The prompt says more than what is kept of earlier turns. What stands before every answer is
+        # none of the model's words in any case.
+        if header is not None and self.plain[edge:first].startswith(header):
+            return edge + len(header)
         return None
 
-    def prompt_tail(self, index: int, owner: Path | None) -> str | None:
-        """What the template writes between the last word of a prompt and the answer."""
-        previous = index - 1 >= 0 and owner == ("messages", index - 1)
-        key = (role_of(self.chat.messages[index - 1]), True) if previous else (index, False)
-        if key not in self._tails:
-            self._tails[key] = self._prompt_tail(index)
-        return self._tails[key]
-
-    def _prompt_tail(self, index: int) -> str | None:
+    def _prompt_edge(self, index: int) -> tuple[str | None, str | None]:
+        """What the template writes between the last word of others and a generation, and an answer."""
+        header = self._answer_header(index)
         prompt, bare = self.rendered(index, True), self.rendered(index, False)
         if prompt is None or bare is None:
-            return None
+            return None, header
         tail = _behind_marks(prompt)
-        if untracked(prompt) != untracked(bare):
-            return tail
-        # The template takes no notice of add_generation_prompt. If it writes a header before the answer
-        # all the same, that header is none of the model's words.
+        ignored = untracked(prompt) == untracked(bare)
+        if ignored and header is not None and header.startswith(tail):
+            # The template takes no notice of add_generation_prompt. If it writes a header before the
+            # answer all the same, that header belongs to the prompt.
+            tail = header if re.search(r"[<\[]\S", header[len(tail) :]) else tail
+        return tail, header
+
+    def _answer_header(self, index: int) -> str | None:
+        """What the template writes between the last word of others and the content of a plain answer."""
         probe = {"role": "assistant", "content": _stand_in(index)}
         try:
             answered = self.chat.render([*self.chat.messages[:index], probe], False)
         except RenderRefused:
-            return tail
-        own = [m.start for m in marks_of(answered) if m.path[:2] == ("messages", index)]
-        others = [m.end for m in marks_of(answered) if m.path[:2] != ("messages", index)]
-        if not own:
-            return tail
-        between = untracked(answered)[max(others, default=0) : min(own)]
-        header = between[len(tail) :]
-        return between if between.startswith(tail) and re.search(r"[<\[]\S", header) else tail
+            return None
+        own = [m.start for m in _data_marks(answered) if m.path[:2] == ("messages", index)]
+        others = [m.end for m in _data_marks(answered) if m.path[:2] != ("messages", index)]
+        return untracked(answered)[max(others, default=0) : min(own)] if own else None
 
     def rendered(self, index: int, add_generation_prompt: bool) -> str | None:
         if index == 0:
@@ -333,7 +345,7 @@ class _Turns:
         return not wanted
 
     def says_it_all(self, index: int, start: int | None = None) -> bool:
-        """The rendered turn is the message's content, word for word (the template took it apart and back)."""
+        """The rendered turn is the message's content up to blanks: the template took it apart and back."""
         message = self.chat.messages[index]
         content = _get(message, "content")
         own = self.owned.get(index, ())
@@ -343,7 +355,10 @@ class _Turns:
             start = self.prompt_end(index, own[0].start)
         if start is None:
             return False
-        return self.plain[start : max(mark.end for mark in own)].strip() == content.strip()
+        shown, meant = _squeezed(self.plain[start : max(m.end for m in own)]), _squeezed(content)
+        # The prompt may have begun the answer already, with an opening reasoning tag.
+        begun = meant[: len(meant) - len(shown)]
+        return meant.endswith(shown) and _squeezed(self.plain[:start]).endswith(begun)
 
     def has_scaffold(self, index: int) -> bool:
         """The template writes more around the message's words than blanks before the terminator."""
@@ -502,5 +517,14 @@ def _in_words(path: Path) -> str:
     return "a tool call" if path[0] == "tool_calls" else "the reasoning"
 
 
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
 def _behind_marks(text: str) -> str:
-    return untracked(text)[max((mark.end for mark in marks_of(text)), default=0) :]
+    return untracked(text)[max((mark.end for mark in _data_marks(text)), default=0) :]
+
+
+def _data_marks(text: str) -> list[Mark]:
+    """The marks of what the caller gave, in order; regions of `{% generation %}` left out."""
+    return sorted(mark for mark in marks_of(text) if mark.path[0] != "generation")

@@ -227,19 +227,21 @@ def part(text: str, start: int, end: int) -> str:
     """The slice [start, end) with its marks."""
     piece = str.__getitem__(text, slice(start, end))
     clipped = [m for mark in marks_of(text) if (m := mark.clipped(start, end)) is not None]
-    return TrackedText(piece, clipped) if clipped else piece
+    # Without marks it is a TrackedText all the same: what is known to be the template's own.
+    return TrackedText(piece, clipped) if isinstance(text, TrackedText) else piece
 
 
 def joined(pieces: Iterable[str]) -> str:
     """Concatenation that keeps marks."""
     pieces = list(pieces)
+    if not any(isinstance(piece, TrackedText) for piece in pieces):
+        return "".join(pieces)
     marks: list[Mark] = []
     at = 0
     for piece in pieces:
         marks += [m._replace(start=m.start + at, end=m.end + at) for m in marks_of(piece)]
         at += len(piece)
-    text = "".join(pieces)
-    return TrackedText(text, marks) if marks else text
+    return TrackedText("".join(pieces), marks)
 
 
 def leaves(value: Any) -> Iterator[str]:
