@@ -14,7 +14,7 @@ from typing import Any
 from endstop.protocol.chat_encoding import EncodedChat, Span
 from endstop.protocol.errors import RenderRefused
 from endstop.protocol.template import REASONING_FIELDS
-from endstop.protocol.tracked_text import Mark, Path, marks_of, untracked
+from endstop.protocol.tracked_text import KEY, Mark, Path, marks_of, untracked
 
 # Renders messages (with the conversation's tools and variables), with or without a generation prompt.
 Render = Callable[[Sequence[Any], bool], str]
@@ -430,7 +430,7 @@ def _get(message: Any, name: str) -> Any:
 
 def _is_words(path: Path) -> bool:
     """Whether a path under ("messages", i) names text that is exchanged in the twin render."""
-    if path[-1] == "<key>":
+    if path[-1] == KEY:
         return False
     return path[2] in ("content", *REASONING_FIELDS) or "arguments" in path[3:]
 

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from endstop.protocol.template_environment import OPTIONS, prepare, strftime_now
 from endstop.protocol.tracked_text import (
+    KEY,
     Mark,
     Path,
     Slots,
@@ -38,7 +39,6 @@ from endstop.protocol.tracked_text import (
 )
 
 GENERATION: Path = ("generation",)
-KEY = "<key>"
 
 
 def track(value: Any, path: Path) -> Any:
@@ -76,6 +76,9 @@ class _Formatter(SandboxedFormatter):
     def __init__(self, environment: jinja2.Environment, slots: Slots) -> None:
         super().__init__(environment)
         self._slots = slots
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return value if conversion is None else derived(super().convert_field(value, conversion), value)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, str) and not format_spec:
@@ -141,6 +144,17 @@ def _join(
     return TrackedText(text_of(d), marks_of(text_of(d))).join(text_of(item) for item in value)
 
 
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    step = width if isinstance(width, str) else " " * width
+    lines = joined((text_of(s), "\n")).splitlines()
+    # Lines without text get no blanks before them, unless asked for; the first one never does by itself.
+    indented = [
+        line if at == 0 or not (line or blank) else joined((step, line)) for at, line in enumerate(lines)
+    ]
+    pieces = [piece for line in indented for piece in ("\n", line)][1:]
+    return joined((step, *pieces)) if first else joined(pieces)
+
+
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise jinja2.exceptions.FilterArgumentError("format takes positional or keyword arguments, not both")
@@ -161,6 +175,6 @@ def _compiled(template: str) -> jinja2.Template:
     environment = prepare(_TrackingEnvironment(**OPTIONS, finalize=text_of))
     for name, function in list(environment.filters.items()):
         environment.filters[name] = keeping_marks(function)
-    environment.filters.update(tojson=json_text, join=_join, format=_format, safe=_safe)
+    environment.filters.update(tojson=json_text, join=_join, indent=_indent, format=_format, safe=_safe)
     environment.globals["strftime_now"] = keeping_marks(strftime_now)
     return environment.from_string(template)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 Path = tuple[str | int, ...]
+# Ends the path of a mapping's key; the value has the path without it.
+KEY = "<key>"
 
 
 class Mark(NamedTuple):
@@ -306,10 +308,14 @@ class Slots:
         return joined(self._texts[int(p)] if at % 2 else p for at, p in enumerate(pieces))
 
 
+# Texts stand as they are in `%s`; a width or a precision would count the placeholder.
+_PLAIN_FORM = re.compile(r"(?:[^%]|%(?:\(\w+\))?[sdi]|%%)*")
+
+
 def percent(form: str, values: Any) -> str:
     """`form % values`."""
-    if marks_of(form):
-        return derived(untracked(form) % values, form, values)
+    if marks_of(form) or not _PLAIN_FORM.fullmatch(form):
+        return derived(str.__mod__(untracked(form), values), form, values)
     slots = Slots()
     if isinstance(values, tuple):
         values = tuple(slots.put(v) if isinstance(v, str) else v for v in values)
@@ -318,8 +324,8 @@ def percent(form: str, values: Any) -> str:
     elif isinstance(values, str):
         values = slots.put(values)
     else:
-        return text_of(untracked(form) % values)
-    return slots.fill(untracked(form) % values)
+        return text_of(str.__mod__(untracked(form), values))
+    return slots.fill(str.__mod__(untracked(form), values))
 
 
 def json_text(
