@@ -29,7 +29,7 @@ from endstop.protocol.template import (
     render_template,
     template_errors,
 )
-from endstop.protocol.tracked_text import Mark, marks_of, untracked
+from endstop.protocol.tracked_text import Mark, TrackedText, marks_of, untracked
 
 if TYPE_CHECKING:
     from endstop.protocol.stopset import StopSet
@@ -370,12 +370,15 @@ class _Source:
             name: value if name in SPECIAL_TOKEN_NAMES else track(value, (name,))
             for name, value in conversation.items()
         }
-        for message, plain in zip(marked["messages"], conversation["messages"], strict=True):
-            role = plain.get("role")
-            if isinstance(role, str) and self._knows(role):
-                message["role"] = role
         with template_errors(), fixed_now(self.now):
             text = render_tracked(self.template, marked)
+        # The name of a role is a word of the template's language, not something that somebody says.
+        roles = {
+            ("messages", index, "role")
+            for index, message in enumerate(conversation["messages"])
+            if isinstance(message.get("role"), str) and self._knows(message["role"])
+        }
+        text = TrackedText(untracked(text), [mark for mark in marks_of(text) if mark.path not in roles])
         return text if opened is None else cut_at_continuation(text, opened)
 
     def _knows(self, role: str) -> bool:
