@@ -93,13 +93,14 @@ class _Building:
                     ids[text],
                 )
         if ends.turn_ends:
-            # A second eos that templates never write is common; a model all of whose stops are unwritten is not.
+            # One declared stop that templates never write is common; a model with no written stop is not.
             none_written = not any(self.texts.get(token_id) in ends.written for token_id in declared)
             for token_id in sorted(declared):
                 if self.roles[token_id] == "eos" and self.texts.get(token_id) not in ends.written:
                     self.conflict(
                         "declared_never_written",
-                        f"{self.name(token_id)} is declared as a stop; the chat template ends no turn with it.",
+                        f"{self.name(token_id)} is declared as a stop; the chat template ends no turn with "
+                        "it.",
                         token_id,
                         "warning" if none_written else "info",
                     )
@@ -109,8 +110,8 @@ class _Building:
         if self.facts.gguf:
             self.conflict(
                 "gguf_misses_terminator",
-                f"the chat template ends assistant turns with {self.name(token_id)}, which none of the metadata's "
-                "eos, eot and eom keys holds: software that reads only them does not stop.",
+                f"the chat template ends assistant turns with {self.name(token_id)}, which none of the "
+                "metadata's eos, eot and eom keys holds: software that reads only them does not stop.",
                 token_id,
             )
             return
@@ -138,8 +139,8 @@ class _Building:
         elif ends.next_header is not None:
             self.conflict(
                 "terminator_is_next_header",
-                f"the chat template writes nothing behind an assistant turn; {ends.next_header!r}, the first token "
-                "of the next turn, ends it.",
+                f"the chat template writes nothing behind an assistant turn; {ends.next_header!r}, the "
+                "first token of the next turn, ends it.",
                 ids[ends.next_header],
             )
         elif not ends.turn_ends:
@@ -150,7 +151,10 @@ class _Building:
             )
         if ends.history_closer is not None:
             token_id = ids[ends.history_closer]
-            what = f"{token_id} ({ends.history_closer}) closes assistant turns in the history and not the last one"
+            what = (
+                f"{token_id} ({ends.history_closer}) closes assistant turns in the history and not the "
+                "last one"
+            )
             if token_id in self.roles:
                 message = f"{what}, and yet it is declared as a stop."
                 self.conflict("history_closer", message, token_id, "warning")
@@ -175,8 +179,8 @@ class _Building:
                 if token_id >= facts.vocab_size:
                     self.conflict(
                         "outside_vocab",
-                        f"{self.name(token_id)} is a stop, but the lm_head has only {facts.vocab_size} rows, so it "
-                        "can never be sampled.",
+                        f"{self.name(token_id)} is a stop, but the lm_head has only {facts.vocab_size} "
+                        "rows, so it can never be sampled.",
                         token_id,
                     )
                     del self.roles[token_id]
@@ -190,8 +194,8 @@ class _Building:
         if facts.max_new_tokens is not None:
             self.conflict(
                 "max_new_tokens_left_over",
-                f"generation_config.json carries max_new_tokens {facts.max_new_tokens}: software that obeys it "
-                "cuts answers there without a word.",
+                f"generation_config.json carries max_new_tokens {facts.max_new_tokens}: software that "
+                "obeys it cuts answers there without a word.",
             )
         if not self.roles:
             self.conflict(
