@@ -53,7 +53,10 @@ def run(
     def starts_of(pattern: bytes, end: int) -> list[int]:
         """Where `pattern` would begin, if it completes at written[end - 1]: spelled and shown."""
         found = []
-        if end - len(pattern) >= border and bytes(b for b, _, _ in written[end - len(pattern) : end]) == pattern:
+        if (
+            end - len(pattern) >= border
+            and bytes(b for b, _, _ in written[end - len(pattern) : end]) == pattern
+        ):
             found.append(end - len(pattern))
         shown = [i for i in range(border, end) if not written[i][1]]
         if shown and shown[-1] == end - 1 and len(shown) >= len(pattern):
@@ -82,8 +85,10 @@ def run(
         kept = []
         for index, token in enumerate(expected.generated):
             own = [i for i, (_, _, owner) in enumerate(written) if owner == index]
-            before = own[0] < cut if own else index == 0 or all(
-                i < cut for i, (_, _, owner) in enumerate(written) if owner < index
+            before = (
+                own[0] < cut
+                if own
+                else index == 0 or all(i < cut for i, (_, _, owner) in enumerate(written) if owner < index)
             )
             if before:
                 kept.append(token)

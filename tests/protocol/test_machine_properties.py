@@ -31,7 +31,9 @@ def stop_strings(draw, tokens, pieces):
     stops = []
     for _ in range(draw(st.integers(0, 4))):
         begin = draw(st.integers(0, max(len(written) - 1, 0)))
-        text = written[begin : begin + draw(st.integers(1, 6))] + draw(st.sampled_from(["", "", "a", "é", "X"]))
+        text = written[begin : begin + draw(st.integers(1, 6))] + draw(
+            st.sampled_from(["", "", "a", "é", "X"])
+        )
         if text:
             stops.append(text)
     return stops
@@ -47,7 +49,9 @@ def rows(draw):
         "tokens": tokens,
         "pieces": pieces,
         "special": draw(st.sets(st.integers(0, size - 1), max_size=3)),
-        "stop_set": draw(st.dictionaries(st.integers(0, size - 1), st.sampled_from(["eos", "turn_end"]), max_size=1)),
+        "stop_set": draw(
+            st.dictionaries(st.integers(0, size - 1), st.sampled_from(["eos", "turn_end"]), max_size=1)
+        ),
         "stop": draw(stop_strings(tokens, pieces)),
         "stop_token_ids": draw(st.lists(st.integers(0, size - 1), max_size=1)),
         "include": draw(st.booleans()),

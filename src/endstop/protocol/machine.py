@@ -59,6 +59,7 @@ class StopMachine:
         "_automata",
         "_banned",
         "_clock",
+        "_content",
         "_context_limit",
         "_deadline",
         "_ended_by",
@@ -75,6 +76,7 @@ class StopMachine:
         "_parts",
         "_pieces",
         "_position",
+        "_reasoning",
         "_slow",
         "_spelled",
         "_state",
@@ -136,6 +138,8 @@ class StopMachine:
         self._ends: list[int] = []
         self._position = 0
         self._parts: list[str] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self._kept = 0
         self._ended_by: int | None = None
         self._stop_reason: int | str | None = None
@@ -322,6 +326,8 @@ class StopMachine:
             events += self._message.finish()
         content = "".join(event.text for event in events if event.kind == "content")
         reasoning = "".join(event.text for event in events if event.kind == "reasoning")
+        self._content.append(content)
+        self._reasoning.append(reasoning)
         step.parts = (content, reasoning)
         step.tool_calls = tuple(event.call for event in events if event.kind == "call" and event.call)
 
@@ -425,7 +431,9 @@ class StopMachine:
         Raises ValueError for a kind that only tokens can bring about, RuntimeError after the end.
         """
         if kind not in OUTSIDE_KINDS:
-            raise ValueError(f"a row is ended from outside by one of {', '.join(OUTSIDE_KINDS)}, got {kind!r}")
+            raise ValueError(
+                f"a row is ended from outside by one of {', '.join(OUTSIDE_KINDS)}, got {kind!r}"
+            )
         if self.stop_kind is not None:
             raise RuntimeError(f"this row has ended ({self.stop_kind}); a machine follows one row only")
         self._kept = len(self._ids)
@@ -442,7 +450,7 @@ class StopMachine:
         other = object.__new__(StopMachine)
         for name in StopMachine.__slots__:
             setattr(other, name, getattr(self, name))
-        for name in ("forced", "_ids", "_ends", "_parts"):
+        for name in ("forced", "_ids", "_ends", "_parts", "_content", "_reasoning"):
             setattr(other, name, list(getattr(self, name)))
         other._spelled = self._spelled and self._spelled.copy()
         other._tracker = self._tracker and self._tracker.fork()
@@ -504,18 +512,22 @@ class StopMachine:
     @property
     def ending_token_dropped(self) -> bool:
         """Whether the last generated token ended the row and is left out of `token_ids`."""
-        return self.stop_kind in ("eos", "turn_end", "tool_end", "stop_token", "stop_string") and self._kept < len(
-            self._ids
-        )
+        return self.stop_kind in (
+            "eos",
+            "turn_end",
+            "tool_end",
+            "stop_token",
+            "stop_string",
+        ) and self._kept < len(self._ids)
 
     @property
     def content(self) -> str:
         """The text without reasoning and tool calls."""
-        return self.text if self._message is None else self._message.content
+        return self.text if self._message is None else "".join(self._content)
 
     @property
     def reasoning(self) -> str:
-        return "" if self._message is None else self._message.reasoning
+        return "".join(self._reasoning)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -535,7 +547,9 @@ def check_ids_in_vocabulary(params: SamplingParams, vocab_size: int | None) -> N
     for name in ("stop_token_ids", "logit_bias"):
         for token_id in getattr(params, name):
             if token_id >= vocab_size:
-                raise ValueError(f"{name} holds {token_id}, but the model has {vocab_size} tokens (0 to {vocab_size - 1})")
+                raise ValueError(
+                    f"{name} holds {token_id}, but the model has {vocab_size} tokens (0 to {vocab_size - 1})"
+                )
 
 
 def _token_id(value: object) -> int:

@@ -29,9 +29,20 @@ class Found(NamedTuple):
 class SpelledText:
     """The end of a row's text, byte by byte, with two automaton states."""
 
-    __slots__ = ("_hidden", "_released", "_shown_node", "_spelled_node", "_start", "_tail", "automaton", "include")
+    __slots__ = (
+        "_hidden",
+        "_released",
+        "_shown_node",
+        "_spelled_node",
+        "_start",
+        "_tail",
+        "automaton",
+        "include",
+    )
 
-    def __init__(self, automaton: StopAutomaton, include: bool, node: int, prefix: bytes, held: bytes, end: int) -> None:
+    def __init__(
+        self, automaton: StopAutomaton, include: bool, node: int, prefix: bytes, held: bytes, end: int
+    ) -> None:
         """`prefix` is the node's text, `held` what was not shown yet; both end at offset `end`."""
         self.automaton = automaton
         self.include = include
@@ -114,9 +125,7 @@ class SpelledText:
     def release(self) -> list[Run]:
         """What can no longer become a match, to whole characters; it counts as shown from now on."""
         match_start = self._match_start()
-        shown = bytes(
-            byte for byte, hidden in zip(*self._unreleased(self.end), strict=True) if not hidden
-        )
+        shown = bytes(byte for byte, hidden in zip(*self._unreleased(self.end), strict=True) if not hidden)
         settled = self._shown_offset(incomplete_tail(shown))
         upto = min(settled, self.end if self.include else match_start)
         runs = self.flush(upto)
