@@ -228,8 +228,8 @@ def _check(stored: dict[str, StoredTensor], config: DecoderConfig, directory: Pa
             )
         if tensor.dtype not in _WEIGHT_BYTES:
             raise UnsupportedModel(
-                f"{tensor.file}: the tensor {name!r} is stored as {tensor.dtype}, but endstop reads F32, F16, "
-                f"BF16 and F64 weights; if the model is quantised, {TRANSFORMERS_BACKEND}."
+                f"{tensor.file}: the tensor {name!r} is stored as {tensor.dtype}, but endstop reads F32, "
+                f"F16, BF16 and F64 weights; if the model is quantised, {TRANSFORMERS_BACKEND}."
             )
     for name, tensor in stored.items():
         # Old checkpoints store the rotary frequencies, which follow from the config.
