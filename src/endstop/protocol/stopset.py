@@ -60,11 +60,11 @@ class StopSet:
         return len(self.roles)
 
     @classmethod
-    def of(
-        cls, roles: Mapping[int, StopRole] | Iterable[int], *, vocab_size: int | None = None
-    ) -> StopSet:
+    def of(cls, roles: Mapping[int, StopRole] | Iterable[int], *, vocab_size: int | None = None) -> StopSet:
         """A stop set from ids and roles: `StopSet.of({2: "eos", 7: "turn_end"})`, or ids that are all `eos`."""
-        given: dict[int, StopRole] = dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles, "eos")
+        given: dict[int, StopRole] = (
+            dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles, "eos")
+        )
         for token_id, role in given.items():
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise ValueError(f"a stop set holds token ids of 0 or more, got {token_id!r}")
