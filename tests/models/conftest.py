@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import tiny_transformers_model
+
+from tests.models.tiny_models import tiny_transformers_model
 
 
 @pytest.fixture

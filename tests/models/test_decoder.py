@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONFIGS, tiny_transformers_model
 
 from endstop.models.config import DecoderConfig
 from endstop.models.decoder import Decoder
 from endstop.models.load import load_model
+from tests.models.tiny_models import CONFIGS, tiny_transformers_model
 
 Checkpoint = Callable[..., tuple[Any, Path]]
 TOLERANCE = 1e-4
