@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.protocol.model_dirs import ARRAY, STRING, gguf_bytes, gguf_string, smollm2
 
 from endstop.protocol.errors import BrokenModel, UnsupportedModel
 from endstop.protocol.gguf import TENSOR_TYPES, read_gguf_metadata
+from tests.protocol.model_dirs import ARRAY, STRING, gguf_bytes, gguf_string, smollm2
 
 GOOD = {"general.architecture": (STRING, "llama"), "llama.block_count": (4, 30)}
 
@@ -145,7 +145,9 @@ def test_wrong_files_are_one_sentence(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("version", "message"), [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")])
+@pytest.mark.parametrize(
+    ("version", "message"), [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")]
+)
 def test_other_versions(tmp_path, version, message):
     with pytest.raises(UnsupportedModel, match=message):
         read_gguf_metadata(write(tmp_path, gguf_bytes(GOOD, version=version)))
