@@ -281,8 +281,10 @@ class _hub_cache_errors:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        local = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
-        if local and error.errno is not None:
+        if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
+            return
+        # HTTP errors are OSErrors too, without a number.
+        if error.errno is not None:
             place = Path(error.filename) if isinstance(error.filename, str) else hub_cache()
             raise disk_error(place, error) from error
 
