@@ -165,7 +165,8 @@ def test_a_call_cut_anywhere_behind_its_tag_is_open_and_never_content(length):
         ('{"name": "f", "parameters": {"a": 1}}', LLAMA, [("f", {"a": 1})]),
         ('\n {"type": "function", "name": "f", "parameters": {}}', LLAMA, [("f", {})]),
         (
-            '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}\n{"name": "h", "arguments": {}}',
+            '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}\n'
+            '{"name": "h", "arguments": {}}',
             LLAMA,
             [("f", {}), ("g", {}), ("h", {})],
         ),
