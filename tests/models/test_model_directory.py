@@ -16,8 +16,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from endstop.models.directory import whole_directory
 from endstop.models.load import load_model, load_state_dict, read_config, stored_tensors
-from endstop.models.save import save_pretrained, whole_directory
+from endstop.models.save import save_pretrained
 from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from tests.models.tiny_models import CONFIGS
 
