@@ -63,7 +63,7 @@ def tiny_transformers_model(family: str, *, seed: int = 0, **options: Any) -> An
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Callable[..., tuple[Any, Path]]:
-    """Write a tiny model of a family with `save_pretrained`; returns (the transformers model, its directory)."""
+    """Write a tiny model of a family with `save_pretrained`; returns (transformers model, directory)."""
 
     def write(family: str, *, shard: str = "5GB", **options: Any) -> tuple[Any, Path]:
         model = tiny_transformers_model(family, **options)
