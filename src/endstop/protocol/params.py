@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -256,8 +256,8 @@ def _bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def _iterable(name: str, value: Any) -> Iterable[Any]:
+def _iterable(name: str, value: Any) -> list[Any]:
     try:
-        return iter(value)
+        return list(value)
     except TypeError:
         raise ValueError(f"{name} must be a list, got {value!r}") from None
