@@ -139,7 +139,7 @@ class StopMachine:
         # Rows that need more than a table lookup for every token.
         self._slow = self._deadline is not None or params.repetition_detection is not None
         if self._regions is not None:
-            self._spell_out(0)
+            self._spell_out(0).reset(self._automaton())
 
     def _active_stop(self) -> tuple[str, ...]:
         """The stop strings that count from here on, regions aside."""
@@ -217,13 +217,14 @@ class StopMachine:
             self._parts.append(move.step.text)
         return self._after(move.step)
 
-    def _spell_out(self, end: int) -> None:
+    def _spell_out(self, end: int) -> SpelledText:
         """Goes over from one automaton state to two."""
         state, automaton = self._state, self._states.automaton
         self._spelled = SpelledText(
             automaton, self._include, state.node, automaton.prefix[state.node], state.held, end
         )
         self._moves = {}
+        return self._spelled
 
     def _take_spelled(self, token_id: int, piece: bytes, hidden: bool, ending: bool, before: int) -> StopStep:
         assert self._spelled is not None
