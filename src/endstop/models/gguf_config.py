@@ -79,8 +79,8 @@ def hf_config_of(meta: GGUFMetadata, rope_factors: Sequence[float] | None = None
     """A config.json for the network of a GGUF file.
 
     rope_factors: the content of the tensor `rope_freqs.weight`, if the file has it.
-    Raises UnsupportedModel for an architecture, key or scaling that is not known, BrokenModel for missing keys
-    and contradictions.
+    Raises UnsupportedModel for an architecture, key or scaling that is not known, BrokenModel for missing
+    keys and contradictions.
     """
     arch = meta.architecture
     if arch not in ARCHITECTURES:
@@ -134,17 +134,27 @@ def _gemma_options(keys: _Keys, config: dict[str, Any], window: int) -> dict[str
     wide = config["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[arch]
     options = {
         "query_pre_attn_scalar": config["hidden_size"] // heads if wide else config["head_dim"],
-        "sliding_window": window or 4096,
+        # Without the key llama.cpp has 4096 for gemma2 and no window at all for gemma3, which is no Gemma.
+        "sliding_window": window or (4096 if arch == "gemma2" else keys.get("attention.sliding_window")),
+        "layer_types": _layer_types(keys, config["num_hidden_layers"]),
         "final_logit_softcapping": keys.optional_number("final_logit_softcapping"),
     }
     if arch == "gemma2":
         return {**options, "attn_logit_softcapping": keys.optional_number("attn_logit_softcapping")}
     local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)}
-    return {
-        **options,
-        "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", 6),
-        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
-    }
+    nested = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+    return {**options, "rope_parameters": nested}
+
+
+def _layer_types(keys: _Keys, layers: int) -> list[str]:
+    """Which layers slide: a list of flags, or a period of which the last layer is full."""
+    name = "attention.sliding_window_pattern"
+    pattern = keys.get(name, {"gemma2": 2, "gemma3": 6}[keys.meta.architecture])
+    if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
+        pattern = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    if not isinstance(pattern, list) or len(pattern) != layers:
+        raise keys.broken(name, f"a period or {layers} flags")
+    return ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
 
 
 def tensor_table(config: DecoderConfig) -> dict[str, MappedTensor]:
@@ -230,8 +240,8 @@ class _Keys:
         parts = self.meta.metadata.get("split.count", 1)
         if parts not in (0, 1):
             raise UnsupportedModel(
-                f"{self.meta.path} is one of {parts} parts; join them (llama.cpp's `llama-gguf-split --merge`) "
-                f"or {_ELSEWHERE}."
+                f"{self.meta.path} is one of {parts} parts; join them (`llama-gguf-split --merge` of "
+                f"llama.cpp) or {_ELSEWHERE}."
             )
 
     def has(self, name: str) -> bool:
