@@ -75,9 +75,7 @@ def gguf_model(
     else:
         metadata["tokenizer.ggml.scores"] = (ARRAY, (6, list(scores)))
     rows = len(tokens) if rows is None else rows
-    return gguf_bytes(
-        {**metadata, **(more or {})}, [("token_embd.weight", (2, rows), 0, b"\0" * (8 * rows))]
-    )
+    return gguf_bytes({**metadata, **(more or {})}, [("token_embd.weight", (2, rows), 0, b"\0" * (8 * rows))])
 
 
 CHATML = (
@@ -99,7 +97,9 @@ def added(token_id: int, content: str, special: bool = True, **flags: bool) -> d
     }
 
 
-def tokenizer_json(tokens: Mapping[str, int] | Sequence[dict[str, Any]] = (), **changes: Any) -> dict[str, Any]:
+def tokenizer_json(
+    tokens: Mapping[str, int] | Sequence[dict[str, Any]] = (), **changes: Any
+) -> dict[str, Any]:
     """A byte-level tokenizer.json with 256 byte tokens (ids from 1000) and the given added tokens."""
     if isinstance(tokens, Mapping):
         tokens = [added(token_id, text) for text, token_id in tokens.items()]

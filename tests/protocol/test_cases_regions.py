@@ -60,7 +60,11 @@ def test_B53_one_call_only_where_parallel_calls_are_off():
 
 
 def test_B53_a_close_tag_in_a_string_is_no_close_tag():
-    inner = ["<tool_call>", '{"name":"w","arguments":{"c":"a </tool_call> b \\" </tool_call>"}}', "</tool_call>"]
+    inner = [
+        "<tool_call>",
+        '{"name":"w","arguments":{"c":"a </tool_call> b \\" </tool_call>"}}',
+        "</tool_call>",
+    ]
     machine = run([*inner, "x", EOS], end=4, tools=ONE_CALL)
     assert arguments(machine) == [("w", {"c": 'a </tool_call> b " </tool_call>'})]
     assert machine.generated_token_ids == [0, 1, 2]

@@ -145,7 +145,9 @@ def test_wrong_files_are_one_sentence(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("version", "message"), [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")])
+@pytest.mark.parametrize(
+    ("version", "message"), [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")]
+)
 def test_other_versions(tmp_path, version, message):
     with pytest.raises(UnsupportedModel, match=message):
         read_gguf_metadata(write(tmp_path, gguf_bytes(GOOD, version=version)))
