@@ -30,6 +30,7 @@ class RequestOptions:
 
     Attributes:
         request_id: None numbers the requests.
+        prompt_text: shown in the result where the prompt is given as ids.
         chat: fill the message fields of the result. tools, reasoning: the syntax that splits the message.
         make_tool: makes the in-stream tool of each choice.
         on_delta: gets what is new in each choice as it comes. on_output: gets the terminal result. Both
@@ -37,6 +38,7 @@ class RequestOptions:
     """
 
     request_id: str | None = None
+    prompt_text: str | None = None
     chat: bool = False
     tools: ToolSyntax | None = None
     reasoning: Reasoning | None = None
@@ -76,7 +78,7 @@ class RequestMaker:
         request = Request(
             f"request-{number}" if options.request_id is None else options.request_id,
             number,
-            prompt if isinstance(prompt, str) else None,
+            prompt if isinstance(prompt, str) else options.prompt_text,
             token_ids,
             params,
             secrets.randbits(64) if params.seed is None else params.seed,

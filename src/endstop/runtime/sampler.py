@@ -61,7 +61,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[Sampled]:
         ]
     raw = logits.float()
     peak = raw.amax(dim=-1).tolist()
-    work = _edited(raw, rows, banned)
+    work = edited(raw, rows, banned)
     legal = work.amax(dim=-1).tolist() if work is not raw else peak
     outcomes: list[Sampled | None] = [None] * len(rows)
     for r, row in enumerate(rows):
@@ -69,7 +69,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[Sampled]:
             outcomes[r] = _without_token(peak[r], row)
         elif legal[r] == -torch.inf:
             lifted = frozenset(row.stop_ids) if row.params.ban_eos else frozenset()
-            alone = _edited(raw[r : r + 1], [row], [lifted])
+            alone = edited(raw[r : r + 1], [row], [lifted])
             if alone.amax().item() == -torch.inf:
                 outcomes[r] = _without_token(-torch.inf, row)
             else:
@@ -195,7 +195,7 @@ def _without_token(peak: float, row: SampledRow) -> Sampled:
     return Sampled(end="error", error="the model's logits are not numbers (NaN or infinity)")
 
 
-def _edited(raw: torch.Tensor, rows: Sequence[SampledRow], banned: Sequence[frozenset[int]]) -> torch.Tensor:
+def edited(raw: torch.Tensor, rows: Sequence[SampledRow], banned: Sequence[frozenset[int]]) -> torch.Tensor:
     """bad_words, bans, logit_bias and penalties. Gives `raw` itself back where nothing applies."""
     ban_at: tuple[list[int], list[int]] = ([], [])
     bias_at: tuple[list[int], list[int]] = ([], [])

@@ -33,8 +33,17 @@ class Scheduled:
 class Scheduler:
     """Queue and running rows. Not thread-safe: the engine's step owns it."""
 
-    def __init__(self, model: TokenModel, *, max_rows: int, max_batch_tokens: int, prefix_rows: int) -> None:
+    def __init__(
+        self,
+        model: TokenModel,
+        *,
+        window: int | None,
+        max_rows: int,
+        max_batch_tokens: int,
+        prefix_rows: int,
+    ) -> None:
         self.model = model
+        self.window = window
         self.max_rows = max_rows
         self.max_batch_tokens = max_batch_tokens
         self.prefix = PrefixCache(model, prefix_rows)
@@ -99,9 +108,13 @@ class Scheduler:
         self.add(sequence)
 
     def reserve(self, number: int, lengths: list[int]) -> bool:
-        """Room for a group of rows that run outside the batch, up to these lengths; False: not now."""
+        """Room for a group of rows that run outside the batch, up to these lengths; False: not now.
+
+        Rows that run already are older than the group and keep the room for their longest length.
+        """
+        grown = [Scheduled(s, self._longest(s) - s.computed) for s in self.running]
         older = any(s.request.number < number for s in self.queue) or any(h < number for h in self.holding)
-        while not older and not self.model.fits(self._lengths([]) + lengths):
+        while not older and not self.model.fits(self._lengths(grown) + lengths):
             older = not self.prefix.evict()
         if older or len(self.running) + self._reserved_rows() + len(lengths) > self.max_rows:
             if number not in self.holding:
@@ -110,6 +123,14 @@ class Scheduler:
         self.release(number)
         self.reserved[number] = lengths
         return True
+
+    def _longest(self, sequence: Sequence) -> int:
+        """Computed tokens that a sequence can come to; its present ones where nothing limits it."""
+        limits = [sequence.visible if self.window is None else self.window]
+        if sequence.params.max_tokens is not None:
+            limits.append(len(sequence.prompt_token_ids) + sequence.params.max_tokens - 1)
+            limits = limits[1:] if self.window is None else limits
+        return max(sequence.computed, min(limits))
 
     def release(self, number: int) -> None:
         self.reserved.pop(number, None)
