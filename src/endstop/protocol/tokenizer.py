@@ -127,8 +127,8 @@ class Tokenizer:
             looked_for = f"{directory} has no tokenizer: tokenizer.json was looked for"
             if found:
                 raise BrokenModel(
-                    f"{looked_for}, only {', '.join(found)} is there; load it with transformers' AutoTokenizer "
-                    "and `save_pretrained`, which writes tokenizer.json."
+                    f"{looked_for}, only {', '.join(found)} is there; load it with transformers and save "
+                    "it with `save_pretrained`, which writes tokenizer.json."
                 )
             raise BrokenModel(f"{looked_for}, and {', '.join(FOREIGN_TOKENIZER_FILES)}; add tokenizer.json.")
         tokenizer_json = parse_object(path, read_text(path))
