@@ -6,7 +6,8 @@ from collections.abc import Callable
 from html import escape
 from typing import Literal
 
-from endstop.view.document import TraceDocument, visible
+from endstop.view.document import TraceDocument
+from endstop.view.marks import visible
 from endstop.view.scale import log_floor, log_height, percent
 
 Scale = Literal["log", "linear"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from endstop.runtime.trace import Trace
+from endstop.view.marks import visible
 
 DOCUMENT_VERSION = 1
 
@@ -120,13 +121,14 @@ def completed_texts(token_ids: Sequence[int], pieces: Iterable[bytes]) -> list[s
     return texts
 
 
-def visible(text: str) -> str:
-    """`text` on one line with everything readable: blanks as `␣`, line ends as `↵`, controls as `U+XXXX`."""
-    marks = {" ": "␣", "\n": "↵", "\t": "⇥"}
-    return "".join(marks.get(char) or readable(char) for char in text)
+def set_params(params: Any) -> dict[str, Any]:
+    """The fields of a SamplingParams that differ from its defaults, as JSON values."""
+    from dataclasses import asdict, fields
 
-
-def readable(char: str) -> str:
-    """`char`, or `⟨U+XXXX⟩` for what a terminal or a page would obey rather than show."""
-    # Joiners hold emoji and Indic letters together and are harmless.
-    return char if char.isprintable() or char in "\u200c\u200d" else f"⟨U+{ord(char):04X}⟩"
+    defaults = type(params)()
+    values = asdict(params)
+    return {
+        f.name: list(values[f.name]) if isinstance(values[f.name], tuple) else values[f.name]
+        for f in fields(params)
+        if f.name != "trace" and getattr(params, f.name) != getattr(defaults, f.name)
+    }

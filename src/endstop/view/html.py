@@ -10,7 +10,8 @@ from importlib.resources import files
 
 from endstop.runtime.trace import TraceStep
 from endstop.view.chart import chart_svg
-from endstop.view.document import TraceDocument, readable, visible
+from endstop.view.document import TraceDocument
+from endstop.view.marks import readable, visible
 from endstop.view.scale import percent, strength
 
 _COLUMNS = (

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from endstop.protocol.errors import EndstopError
-from endstop.view.document import TraceDocument, visible
+from endstop.view.document import TraceDocument
+from endstop.view.marks import visible
 from endstop.view.scale import LOWEST, log_floor, percent
 
 # Tried in this order where installed; without one of them a CJK label shows boxes.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from endstop.view.document import TraceDocument, visible
+from endstop.view.document import TraceDocument
+from endstop.view.marks import visible
 from endstop.view.scale import percent, strength
 
 if TYPE_CHECKING:
