@@ -1,67 +1,18 @@
-"""Writing a Hugging Face model directory that transformers and endstop load alike.
-
-A directory appears whole or not at all: it is written beside its place and renamed at the end.
-"""
+"""Writing a Hugging Face model directory that transformers and endstop load alike."""
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from endstop.models.config import DecoderConfig
+from endstop.models.config import HF_CLASSES, DecoderConfig
 from endstop.models.decoder import Decoder
+from endstop.models.directory import whole_directory, write_json
 from endstop.models.load import HEAD, INDEX_FILE, SINGLE_FILE
-from endstop.protocol.errors import EndstopError
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "nanochat": "NanoChatForCausalLM",
-}
-
-
-@contextmanager
-def whole_directory(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """A directory to fill, beside `target`; it becomes `target` if the block ends well, and vanishes if not.
-
-    With `replace` an existing target is exchanged; otherwise FileExistsError is raised before anything is
-    written. An OSError inside (a full disk) becomes one sentence, as EndstopError.
-    """
-    target = Path(target)
-    if target.exists() and not replace:
-        raise FileExistsError(f"{target} exists already; choose another place or ask for it to be replaced")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
-        partial.mkdir()
-    except OSError as error:
-        raise EndstopError(f"{target} cannot be written: {error.strerror or error}.") from error
-    try:
-        yield partial
-        if target.exists():
-            old = partial.with_suffix(".old")
-            os.rename(target, old)
-            os.rename(partial, target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(partial, target)
-    except OSError as error:
-        raise EndstopError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_pretrained(
@@ -94,14 +45,9 @@ def save_pretrained(
 def hf_config(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The config.json of a model: what it was read from, with the architecture's name and stored dtype."""
     written = {name: value for name, value in config.source.items() if name != "torch_dtype"}
-    written["architectures"] = [ARCHITECTURES[config.model_type]]
+    written["architectures"] = [HF_CLASSES[config.model_type]]
     written["dtype"] = str(dtype).removeprefix("torch.")
     return written
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object the way Hugging Face directories have it."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _write_weights(state: dict[str, Tensor], dtype: torch.dtype, directory: Path, shard_bytes: int) -> None:
