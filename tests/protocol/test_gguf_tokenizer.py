@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 import tokenizers
@@ -111,6 +114,14 @@ SPLITS = {
 @pytest.mark.parametrize("name", SPLITS)
 def test_splits(name):
     assert split(name, TEXT) == SPLITS[name]
+
+
+def test_patterns_are_those_of_transformers():
+    qwen2 = pytest.importorskip("transformers.models.qwen2.tokenization_qwen2")
+    convert = pytest.importorskip("transformers.convert_slow_tokenizer")
+    assert PRE_TOKENIZERS["qwen2"].splits == (qwen2.PRETOKENIZE_REGEX,)
+    llama3 = inspect.signature(convert.TikTokenConverter.__init__).parameters["pattern"].default
+    assert PRE_TOKENIZERS["llama-bpe"].splits == (llama3,)
 
 
 def test_every_pre_tokenizer_can_be_built_and_loses_nothing():
@@ -237,6 +248,60 @@ def overlaps(pieces: list[str]) -> bool:
     """Whether a piece can be made of two others in two ways that may compete for one letter."""
     ways = {p: sum(p[:i] in pieces and p[i:] in pieces for i in range(1, len(p))) for p in pieces}
     return any(count > 1 for count in ways.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"user_defined_symbols": ["▁▁", "▁▁▁▁", "\n", "<tag>"], "add_dummy_prefix": False},
+    ],
+    ids=["prefix", "no prefix", "user-defined"],
+)
+def test_equals_sentencepiece(tmp_path, options):
+    """The rebuilt tokenizer against the library that such models are made with."""
+    library = pytest.importorskip("sentencepiece")
+    lines = [line for line in Path(json.__file__).read_text().splitlines() if line.strip()]
+    lines += ["日本語のテキスト é à ü", "naïve café — déjà vu", "Привет, мир"] * 10
+    model = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=700,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+        **options,
+    )
+    theirs = library.SentencePieceProcessor(model_proto=model.getvalue())
+    tokens, types = [], []
+    for i in range(theirs.get_piece_size()):
+        piece = theirs.id_to_piece(i)
+        defined = piece in options.get("user_defined_symbols", ())
+        kinds = {2: theirs.is_unknown(i), 3: theirs.is_control(i), 6: theirs.is_byte(i), 4: defined}
+        types.append(next((kind for kind, holds in kinds.items() if holds), 1))
+        tokens.append(piece.replace("▁", " ") if defined else piece)
+    more = {
+        "tokenizer.ggml.add_space_prefix": (7, options.get("add_dummy_prefix", True)),
+        "tokenizer.ggml.add_bos_token": (7, False),
+    }
+    scores = [theirs.get_score(i) for i in range(len(tokens))]
+    data = gguf_model(tokens, types, scores=scores, kind="llama", pre=None, more=more)
+    ours = Tokenizer.from_pretrained(write(tmp_path, data))
+    random = Random(1)
+    for round in range(400):
+        text = (
+            random.choice(lines)[random.randrange(20) :] + "  " * random.randrange(4) + random.choice(lines)
+        )
+        if round % 2:
+            text = "".join(random.choice("ab  <>tag\n日🙂é12 xyzthe") for _ in range(random.randrange(30)))
+        assert ours.encode(text) == theirs.encode(text), text
+        if "<tag>" not in text:
+            assert ours.encode_text(text) == theirs.encode(text), text
 
 
 def test_generation_config_is_the_union_of_the_stop_keys(tmp_path):

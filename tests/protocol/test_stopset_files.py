@@ -468,6 +468,12 @@ def test_smollm2():
     ]
 
 
+def test_directory_that_holds_one_gguf_file(tmp_path):
+    more = {"tokenizer.ggml.eos_token_id": (4, 2)}
+    (tmp_path / "x.gguf").write_bytes(gguf_model(["a", "b", "ab"], [1, 1, 3], more=more))
+    assert StopSet.from_pretrained(tmp_path).roles == {2: "eos"}
+
+
 def test_time_of_a_whole_process(tmp_path):
     """`StopSet.from_pretrained` of a directory and of a GGUF file, the start of Python included."""
     from endstop.protocol.gguf import (
