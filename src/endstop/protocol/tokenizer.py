@@ -103,21 +103,17 @@ class Tokenizer:
         ]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> Tokenizer:
+    def from_pretrained(
+        cls, path: str | Path, *, revision: str | None = None, offline: bool | None = None
+    ) -> Tokenizer:
         """The tokenizer of a model: a directory, a .gguf file, a Hub id or a registry name.
 
         Raises BrokenModel where there is none, naming the files that were looked for.
         """
-        location = Path(path)
-        if not location.exists():
-            from endstop.protocol.resolve import resolve_model
+        from endstop.protocol.resolve import resolve_model
 
-            location = resolve_model(str(path), weights=False).path
-        if location.is_dir():
-            return cls._from_directory(location)
-        if location.name == "tokenizer.json":
-            return cls._from_directory(location.parent)
-        return cls._from_gguf(location)
+        model = resolve_model(path, revision=revision, offline=offline, weights=False)
+        return cls._from_gguf(model.path) if model.kind == "gguf" else cls._from_directory(model.path)
 
     @classmethod
     def _from_directory(cls, directory: Path) -> Tokenizer:
@@ -127,8 +123,8 @@ class Tokenizer:
             looked_for = f"{directory} has no tokenizer: tokenizer.json was looked for"
             if found:
                 raise BrokenModel(
-                    f"{looked_for}, only {', '.join(found)} is there; load it with transformers' AutoTokenizer "
-                    "and `save_pretrained`, which writes tokenizer.json."
+                    f"{looked_for}, only {', '.join(found)} is there; load it with transformers and save "
+                    "it with `save_pretrained`, which writes tokenizer.json."
                 )
             raise BrokenModel(f"{looked_for}, and {', '.join(FOREIGN_TOKENIZER_FILES)}; add tokenizer.json.")
         tokenizer_json = parse_object(path, read_text(path))
