@@ -184,6 +184,7 @@ def load_token_model(
     memory_budget: int | None,
 ) -> TokenModel:
     """The weights behind the engine."""
+    device = _device(device)
     if backend == "native":
         from endstop.runtime.native import NativeModel
 
@@ -199,6 +200,15 @@ def load_token_model(
         )
         return other
     raise ValueError(f"backend must be 'native' or 'transformers', got {backend!r}")
+
+
+def _device(device: str) -> str:
+    """"auto" is a CUDA device where there is one, else the processor."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def is_conversation(prompt: Any) -> bool:
