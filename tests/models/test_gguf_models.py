@@ -259,7 +259,11 @@ def test_gemma_2_attention_scale_follows_the_size_of_the_model(layers: int, hidd
         "gemma2.attention.value_length": 32,
         "gemma2.attention.layer_norm_rms_epsilon": 1e-6,
     }
-    meta = GGUFMetadata(Path("x"), 3, keys, [GGUFTensor("token_embd.weight", (100, hidden), "F32", 0, None)])
+    tensors = [GGUFTensor("token_embd.weight", (100, hidden), "F32", 0, None)]
+    tensors += [
+        GGUFTensor(f"blk.{layer}.attn_q.weight", (128, hidden), "F32", 0, None) for layer in range(layers)
+    ]
+    meta = GGUFMetadata(Path("x"), 3, keys, tensors)
     config = hf_config_of(meta)
     assert config["query_pre_attn_scalar"] == scalar
     assert config["layer_types"][:2] == ["sliding_attention", "full_attention"]
@@ -341,6 +345,9 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> 
         dequantise_gguf(changed(tmp_path / "a.gguf", keys={"block_count": None}), tmp_path / "x")
     with pytest.raises(BrokenModel, match=r"llama\.block_count must be a whole number"):
         dequantise_gguf(changed(tmp_path / "b.gguf", keys={"block_count": "three"}), tmp_path / "x")
+
+    with pytest.raises(BrokenModel, match=r"llama\.block_count must be at most the number of tensors"):
+        dequantise_gguf(changed(tmp_path / "e.gguf", keys={"block_count": 2**31}), tmp_path / "x")
 
     def without(tensors: Tensors) -> None:
         del tensors["blk.1.attn_v.weight"]
