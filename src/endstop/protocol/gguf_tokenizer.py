@@ -325,7 +325,7 @@ def _vocabulary(meta: GGUFMetadata) -> dict[str, int]:
         first = vocabulary.setdefault(token or f"[EMPTY_{token_id}]", token_id)
         if first != token_id:
             raise BrokenModel(
-                f"{meta.path}: tokenizer.ggml.tokens has the token {token!r} twice, as {first} and {token_id}."
+                f"{meta.path}: tokenizer.ggml.tokens has {token!r} twice, as {first} and {token_id}."
             )
     return vocabulary
 

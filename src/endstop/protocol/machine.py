@@ -12,31 +12,24 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from endstop.outcomes import FinishReason, StopKind, finish_reason_of
 from endstop.protocol.automaton import ROOT, StopAutomaton, compile_stop_strings
 from endstop.protocol.params import SamplingParams
 from endstop.protocol.spelledtext import Found, Run, SpelledText, shown_text
-from endstop.protocol.step import StopStep
+from endstop.protocol.step import StopStep, joined
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.textstate import Match, TextState, text_states
 from endstop.protocol.tokenbytes import TokenBytes
 
 if TYPE_CHECKING:
-    from endstop.protocol.message_parser import MessageParser
+    from endstop.protocol.regions import CompleteCall, Regions
     from endstop.protocol.toolcalls import Reasoning, ToolCall, ToolSyntax
 
 # Ends that are decided outside: the machine cannot see them coming.
 OUTSIDE_KINDS: tuple[StopKind, ...] = ("cancelled", "error", "deadline", "grammar", "max_tokens", "context")
 _NEVER = sys.maxsize
-
-
-class _Call(NamedTuple):
-    """The first complete tool call where only one is wanted: it ends the row behind it."""
-
-    end: int
-    raw: str
 
 
 class StopMachine:
@@ -56,10 +49,8 @@ class StopMachine:
     """
 
     __slots__ = (
-        "_automata",
         "_banned",
         "_clock",
-        "_content",
         "_context_limit",
         "_deadline",
         "_ended_by",
@@ -69,25 +60,22 @@ class StopMachine:
         "_ids",
         "_include",
         "_kept",
-        "_message",
         "_min_tokens",
         "_moves",
         "_next_event",
         "_parts",
         "_pieces",
         "_position",
-        "_reasoning",
+        "_regions",
         "_slow",
         "_spelled",
         "_state",
         "_states",
         "_stop_reason",
-        "_tracker",
         "forced",
         "params",
         "stop_kind",
         "stops",
-        "tools",
     )
 
     def __init__(
@@ -113,7 +101,6 @@ class StopMachine:
         check_ids_in_vocabulary(params, stops.vocab_size)
         self.stops = stops
         self.params = params
-        self.tools = tools
         self.stop_kind: StopKind | None = None
         self.forced: list[int] = []
         """Indices of the forced tokens among the generated ones."""
@@ -138,45 +125,29 @@ class StopMachine:
         self._ends: list[int] = []
         self._position = 0
         self._parts: list[str] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
         self._kept = 0
         self._ended_by: int | None = None
         self._stop_reason: int | str | None = None
 
-        self._tracker: MessageParser | None = None
-        self._message: MessageParser | None = None
-        self._automata: dict[str, tuple[str, ...]] = {}
+        self._regions: Regions | None = None
         if tools is not None or reasoning is not None:
-            self._follow_regions(tools, reasoning)
+            from endstop.protocol.regions import Regions
+
+            self._regions = Regions(params, tools, reasoning)
         self._spelled: SpelledText | None = None
         self._set_state(ROOT, b"")
         # Rows that need more than a table lookup for every token.
         self._slow = self._deadline is not None or params.repetition_detection is not None
-        if self._tracker is not None:
-            self._slow = True
-            self._spell_out(0)
-
-    def _follow_regions(self, tools: ToolSyntax | None, reasoning: Reasoning | None) -> None:
-        from endstop.protocol.message_parser import MessageParser
-
-        # One reads tokens as they come and knows the borders; the other reads what is shown.
-        self._tracker = MessageParser(tools, reasoning)
-        self._message = MessageParser(tools, reasoning)
-        everywhere = self.params.stop
-        tags = tuple(text for text in everywhere if text in self._tracker.tags)
-        inside = everywhere if self.params.stop_scope == "all" else tags
-        self._automata = {"answer": everywhere, "reasoning": inside, "tool": inside}
+        if self._regions is not None:
+            self._spell_out(0).reset(self._automaton())
 
     def _active_stop(self) -> tuple[str, ...]:
-        """The stop strings that count at this point of the row."""
-        if len(self._ids) < self._min_tokens:
-            return ()
-        if self._tracker is None:
-            return self.params.stop
-        return self._automata[self._tracker.region]
+        """The stop strings that count from here on, regions aside."""
+        return () if len(self._ids) < self._min_tokens else self.params.stop
 
     def _automaton(self) -> StopAutomaton:
+        if self._regions is not None:
+            return self._regions.automaton(len(self._ids) >= self._min_tokens)
         return compile_stop_strings(self._active_stop())
 
     def _set_state(self, node: int, held: bytes) -> None:
@@ -237,7 +208,7 @@ class StopMachine:
             cut = before - len(self._state.held) + move.cut
             stop = self.params.stop[move.pattern]
             self._kept = self._tokens_before(cut)
-            return self._end("stop_string", stop, move.text)
+            return self._end("stop_string", stop, [(move.shown, False)])
         if ending:
             shown = self._state.held + (piece if self._include else b"")
             return self._end_by_id(token_id, [(shown, False)])
@@ -246,18 +217,22 @@ class StopMachine:
             self._parts.append(move.step.text)
         return self._after(move.step)
 
-    def _spell_out(self, end: int) -> None:
+    def _spell_out(self, end: int) -> SpelledText:
         """Goes over from one automaton state to two."""
         state, automaton = self._state, self._states.automaton
         self._spelled = SpelledText(
             automaton, self._include, state.node, automaton.prefix[state.node], state.held, end
         )
         self._moves = {}
+        return self._spelled
 
     def _take_spelled(self, token_id: int, piece: bytes, hidden: bool, ending: bool, before: int) -> StopStep:
         assert self._spelled is not None
         text = self._spelled
-        found = self._read(piece, hidden)
+        if self._regions is None:
+            found: Found | CompleteCall | None = text.feed(piece, hidden)
+        else:
+            found = self._regions.read(text, piece, hidden, len(self._ids) > self._min_tokens)
         if isinstance(found, Found):
             stop = text.automaton.patterns[found.pattern].decode("utf-8")
             cut = found.end if self._include else found.start
@@ -265,35 +240,10 @@ class StopMachine:
             return self._end("stop_string", stop, text.flush(cut))
         if ending:
             return self._end_by_id(token_id, text.flush(text.end if self._include else before))
-        if isinstance(found, _Call):
+        if found is not None:
             self._kept = len(self._ids)
-            return self._end("tool_end", found.raw, text.flush(found.end))
+            return self._end("tool_end", found.written, text.flush(found.end))
         return self._after(self._show(text.release()))
-
-    def _read(self, piece: bytes, hidden: bool) -> Found | _Call | None:
-        """Matches a token's bytes, region by region."""
-        assert self._spelled is not None
-        text, tracker = self._spelled, self._tracker
-        if tracker is None:
-            return text.feed(piece, hidden)
-        read = 0
-        region = tracker.region
-        for event in tracker.push(piece, hidden):
-            if event.kind not in ("border", "call"):
-                continue
-            found = text.feed(piece[read : event.end], hidden)
-            if found is not None:
-                return found
-            read = event.end
-            if event.kind == "border":
-                region = event.region
-                text.reset(compile_stop_strings(self._strings_in(region)))
-            elif event.call is not None and self.tools is not None and not self.tools.parallel:
-                return _Call(text.end, event.call.raw)
-        return text.feed(piece[read:], hidden)
-
-    def _strings_in(self, region: str) -> tuple[str, ...]:
-        return () if len(self._ids) <= self._min_tokens else self._automata[region]
 
     def _take_forced(self, piece: bytes, hidden: bool) -> StopStep:
         if self._spelled is None:
@@ -304,32 +254,17 @@ class StopMachine:
         runs = self._spelled.release()
         step = self._show(runs)
         self._spelled.append(piece, hidden)
-        after = self._show(self._spelled.release(), plain=True)
-        return self._after(_joined([step, after], accepted=1))
+        after = self._show(self._spelled.release(), forced=True)
+        return self._after(joined([step, after], accepted=1))
 
-    def _show(self, runs: list[Run], plain: bool = False) -> StopStep:
-        """Runs that may be shown, as a step; `plain` ones are never searched for tags."""
+    def _show(self, runs: list[Run], *, forced: bool = False, last: bool = False) -> StopStep:
+        """Runs of text that may be shown, as a step."""
         step = StopStep(shown_text(runs))
         if step.text:
             self._parts.append(step.text)
-        if self._message is not None:
-            self._split(step, runs, plain)
+        if self._regions is not None:
+            self._regions.show(step, runs, forced=forced, last=last)
         return step
-
-    def _split(self, step: StopStep, runs: list[Run], plain: bool, last: bool = False) -> None:
-        """Splits what is shown into content, reasoning and complete calls."""
-        assert self._message is not None
-        events = []
-        for data, hidden in runs:
-            events += self._message.push_plain(data, hidden) if plain else self._message.push(data, hidden)
-        if last:
-            events += self._message.finish()
-        content = "".join(event.text for event in events if event.kind == "content")
-        reasoning = "".join(event.text for event in events if event.kind == "reasoning")
-        self._content.append(content)
-        self._reasoning.append(reasoning)
-        step.parts = (content, reasoning)
-        step.tool_calls = tuple(event.call for event in events if event.kind == "call" and event.call)
 
     def _after(self, step: StopStep) -> StopStep:
         """What is tested when no stop ended the row: limits, time, repetition; then the borders."""
@@ -345,10 +280,10 @@ class StopMachine:
             kind = "repetition"
         if kind is not None:
             self._kept = count
-            return _joined([step, self._end(kind, None, self._held())], accepted=1)
+            return joined([step, self._end(kind, None, self._held())], accepted=1)
         if count == self._min_tokens and count:
             self._cross_min_tokens()
-        if self._spelled is not None and self._tracker is None:
+        if self._spelled is not None and self._regions is None:
             plain = self._spelled.plain()
             if plain is not None:
                 self._spelled = None
@@ -399,13 +334,8 @@ class StopMachine:
         kind: StopKind = self.stops.roles[token_id] if named_by_model else "stop_token"
         return self._end(kind, token_id, runs)
 
-    def _end(self, kind: StopKind, reason: int | str | None, shown: list[Run] | str) -> StopStep:
-        runs = [(shown.encode("utf-8"), False)] if isinstance(shown, str) else shown
-        step = StopStep(shown if isinstance(shown, str) else shown_text(runs))
-        if step.text:
-            self._parts.append(step.text)
-        if self._message is not None:
-            self._split(step, runs, plain=False, last=True)
+    def _end(self, kind: StopKind, reason: int | str | None, runs: list[Run]) -> StopStep:
+        step = self._show(runs, last=True)
         self.stop_kind = kind
         self._stop_reason = reason
         self._moves = {}
@@ -423,7 +353,7 @@ class StopMachine:
             steps.append(self.push(token_id))
             if steps[-1].finished:
                 break
-        return _joined(steps, accepted=len(steps))
+        return joined(steps, accepted=len(steps))
 
     def finish(self, kind: StopKind) -> StopStep:
         """Ends the row from outside (cancelled, error, deadline, grammar, ...) and shows what was held.
@@ -450,11 +380,10 @@ class StopMachine:
         other = object.__new__(StopMachine)
         for name in StopMachine.__slots__:
             setattr(other, name, getattr(self, name))
-        for name in ("forced", "_ids", "_ends", "_parts", "_content", "_reasoning"):
+        for name in ("forced", "_ids", "_ends", "_parts"):
             setattr(other, name, list(getattr(self, name)))
         other._spelled = self._spelled and self._spelled.copy()
-        other._tracker = self._tracker and self._tracker.fork()
-        other._message = self._message and self._message.fork()
+        other._regions = self._regions and self._regions.fork()
         return other
 
     @property
@@ -493,7 +422,7 @@ class StopMachine:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens of the completion: those whose first byte lies before the cut, without the ending one."""
+        """The completion: tokens whose first byte lies before the cut, without the ending one."""
         return self._ids[: self.kept]
 
     @property
@@ -523,21 +452,21 @@ class StopMachine:
     @property
     def content(self) -> str:
         """The text without reasoning and tool calls."""
-        return self.text if self._message is None else "".join(self._content)
+        return self.text if self._regions is None else self._regions.content
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._reasoning)
+        return "" if self._regions is None else self._regions.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The complete tool calls."""
-        return () if self._message is None else tuple(self._message.calls)
+        return () if self._regions is None else self._regions.calls
 
     @property
     def open_call(self) -> str | None:
         """The rest of a call that was not completed."""
-        return None if self._message is None else self._message.open_call
+        return None if self._regions is None else self._regions.open_call
 
 
 def check_ids_in_vocabulary(params: SamplingParams, vocab_size: int | None) -> None:
@@ -560,19 +489,3 @@ def _token_id(value: object) -> int:
     if token_id < 0:
         raise ValueError(f"a token id is 0 or more, got {token_id}")
     return token_id
-
-
-def _joined(steps: list[StopStep], accepted: int) -> StopStep:
-    """Several steps as one."""
-    if len(steps) == 1:
-        return steps[0]
-    joined = StopStep("".join(step.text for step in steps), accepted=accepted)
-    if any(step.parts is not None for step in steps):
-        joined.parts = ("".join(s.content for s in steps), "".join(s.reasoning for s in steps))
-        joined.tool_calls = tuple(call for step in steps for call in step.tool_calls)
-    if steps and steps[-1].finished:
-        last = steps[-1]
-        joined.finished = True
-        joined.stop_kind, joined.stop_reason = last.stop_kind, last.stop_reason
-        joined.finish_reason = last.finish_reason
-    return joined

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -136,18 +136,7 @@ class SamplingParams:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.stop_scope not in ("answer", "all"):
             raise ValueError(f"stop_scope must be 'answer' or 'all', got {self.stop_scope!r}")
-        if isinstance(self.repetition_detection, Mapping):
-            try:
-                put(self, "repetition_detection", RepetitionDetection(**self.repetition_detection))
-            except TypeError as error:
-                raise ValueError(
-                    "repetition_detection takes max_pattern_size, min_pattern_size and min_count, "
-                    f"got {sorted(self.repetition_detection)}"
-                ) from error
-        elif self.repetition_detection is not None and not isinstance(
-            self.repetition_detection, RepetitionDetection
-        ):
-            raise ValueError(f"repetition_detection must be a mapping, got {self.repetition_detection!r}")
+        put(self, "repetition_detection", _repetition(self.repetition_detection))
 
     @property
     def greedy(self) -> bool:
@@ -191,6 +180,20 @@ def recommended_sampling(directory: Path) -> dict[str, Any]:
 
 
 FIELD_NAMES: frozenset[str] = frozenset(f.name for f in fields(SamplingParams))
+
+
+def _repetition(value: Any) -> RepetitionDetection | None:
+    if value is None or isinstance(value, RepetitionDetection):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"repetition_detection must be a mapping, got {value!r}")
+    try:
+        return RepetitionDetection(**value)
+    except TypeError as error:
+        raise ValueError(
+            "repetition_detection takes max_pattern_size, min_pattern_size and min_count, "
+            f"got {sorted(map(str, value))}"
+        ) from error
 
 
 def _integer(name: str, value: Any) -> int:
@@ -256,8 +259,8 @@ def _bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def _iterable(name: str, value: Any) -> Iterable[Any]:
+def _iterable(name: str, value: Any) -> list[Any]:
     try:
-        return iter(value)
+        return list(value)
     except TypeError:
         raise ValueError(f"{name} must be a list, got {value!r}") from None

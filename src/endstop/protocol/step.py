@@ -41,3 +41,19 @@ class StopStep:
     @property
     def reasoning(self) -> str:
         return "" if self.parts is None else self.parts[1]
+
+
+def joined(steps: list[StopStep], accepted: int) -> StopStep:
+    """Several steps of one row as one."""
+    if len(steps) == 1:
+        return steps[0]
+    whole = StopStep("".join(step.text for step in steps), accepted=accepted)
+    if any(step.parts is not None for step in steps):
+        whole.parts = ("".join(step.content for step in steps), "".join(step.reasoning for step in steps))
+        whole.tool_calls = tuple(call for step in steps for call in step.tool_calls)
+    if steps and steps[-1].finished:
+        last = steps[-1]
+        whole.finished = True
+        whole.stop_kind, whole.stop_reason = last.stop_kind, last.stop_reason
+        whole.finish_reason = last.finish_reason
+    return whole

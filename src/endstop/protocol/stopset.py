@@ -4,8 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from endstop.outcomes import STOP_ROLES, StopRole
+
+Severity = Literal["info", "warning", "error"]
+CONFLICTS: dict[str, Severity] = {
+    "undeclared_terminator": "error",
+    "gguf_misses_terminator": "error",
+    "undeclared_tool_end": "warning",
+    "declared_never_written": "info",
+    "outside_vocab": "error",
+    "pad_in_stop_set": "warning",
+    "unknown_eos_token": "error",
+    "no_terminator": "error",
+    "terminator_is_text": "error",
+    "terminator_is_next_header": "info",
+    "history_closer": "info",
+    "sentinel_dropped": "error",
+    "template_refuses": "error",
+    "no_generation_prompt": "error",
+    "max_new_tokens_left_over": "warning",
+    "empty_stop_set": "error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +43,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Something about the stop set that does not fit together. Data, not an error."""
+    """Something about the stop set that does not fit together. Data, not an error.
+
+    Attributes:
+        code: one of CONFLICTS, stable.
+        message: one sentence for a person.
+        token_id: the id in question, where there is one.
+        severity: `info` (common in healthy models), `warning` or `error` (the model will not stop,
+            or stops wrongly, in software that reads only the files).
+    """
 
     code: str
     message: str
     token_id: int | None = None
-    severity: str = "warning"
+    severity: Severity = "warning"
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ class StopSet:
 
     @classmethod
     def of(cls, roles: Mapping[int, StopRole] | Iterable[int], *, vocab_size: int | None = None) -> StopSet:
-        """A stop set from ids and roles: `StopSet.of({2: "eos", 7: "turn_end"})`, or ids that are all `eos`."""
+        """A stop set from ids and roles, `StopSet.of({2: "eos", 7: "turn_end"})`, or from ids, all `eos`."""
         given: dict[int, StopRole] = (
             dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles, "eos")
         )
@@ -72,3 +102,38 @@ class StopSet:
                 raise ValueError(f"the role of a stop id is one of {', '.join(STOP_ROLES)}, got {role!r}")
         source = (Source("StopSet.of", "argument"),)
         return cls(given, dict.fromkeys(given, source), vocab_size=vocab_size)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        revision: str | None = None,
+        offline: bool | None = None,
+        chat_template: str | None = None,
+    ) -> StopSet:
+        """The stop set of a model: a directory, a .gguf file, a Hub id or a registry name.
+
+        It is the union of what the files declare and of what the chat template really writes at the
+        end of an assistant turn, which is found by rendering, never by a list of token names.
+
+        Args:
+            revision: branch, tag or commit, for a model that is fetched.
+            offline: True fetches nothing; None follows HF_HUB_OFFLINE and ENDSTOP_OFFLINE.
+            chat_template: a Jinja template to be used in place of the model's own.
+
+        Raises ModelNotFound, and BrokenModel for files that cannot be read.
+        """
+        from endstop.protocol.declared import facts_of_directory, facts_of_gguf
+        from endstop.protocol.model_files import ChatTemplate
+        from endstop.protocol.stopset_build import stop_set_of
+
+        location = Path(path)
+        if not location.exists():
+            from endstop.protocol.resolve import resolve_model
+
+            location = resolve_model(str(path), revision=revision, offline=offline, weights=False).path
+        facts = facts_of_directory(location) if location.is_dir() else facts_of_gguf(location)
+        if chat_template is not None:
+            facts.templates = {"default": ChatTemplate(chat_template, "argument", "chat_template")}
+        return stop_set_of(facts)

@@ -14,7 +14,7 @@ from endstop.protocol.automaton import NO_MATCH, ROOT, StopAutomaton, compile_st
 from endstop.protocol.step import StopStep
 from endstop.protocol.tokenbytes import TokenBytes
 
-# Moves are forgotten together once there are this many, so that many different requests cannot fill the memory.
+# Moves are forgotten together once there are this many: many different requests must not fill the memory.
 MOST_MOVES = 200_000
 MOST_AUTOMATA = 64
 
@@ -32,7 +32,7 @@ class TextState:
 
 
 class Move(NamedTuple):
-    """What a shown token does: the step to report, its bytes' count, the state behind it, its id as an int."""
+    """What a shown token does: the step to report, how many bytes it has, the state behind it, its id."""
 
     step: StopStep
     size: int
@@ -48,7 +48,7 @@ class Match(NamedTuple):
 
     pattern: int
     cut: int
-    text: str
+    shown: bytes
 
 
 class TextStates:
@@ -81,7 +81,7 @@ class TextStates:
             cut = len(state.held) + read
             if not self.include:
                 cut -= len(self.automaton.patterns[pattern])
-            return Match(pattern, cut, text[:cut].decode("utf-8", "replace"))
+            return Match(pattern, cut, text[:cut])
         hold = incomplete_tail(text)
         if not self.include:
             # A stop string begins with a first byte of a character, so a cut there splits none.
