@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import math
 import shutil
@@ -20,7 +21,7 @@ from endstop.models.config import HF_CLASSES, DecoderConfig
 from endstop.models.directory import whole_directory, write_json
 from endstop.models.gguf_config import ROPE_FACTORS, MappedTensor, hf_config_of, tensor_table
 from endstop.protocol.cache import RECORD, Record, cache_root, locked
-from endstop.protocol.errors import BrokenModel, UnsupportedModel
+from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from endstop.protocol.gguf import GGUFMetadata, GGUFTensor, read_gguf_metadata
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def dequantise_gguf(
         tokenizer_json_from_gguf,
     )
 
+    if importlib.util.find_spec("gguf") is None:
+        raise EndstopError(f"{path} needs the gguf package to be run: pip install 'endstop[torch]'.")
     meta = read_gguf_metadata(path)
     factors = meta.tensor(ROPE_FACTORS)
     raw = _map(meta.path)
