@@ -388,7 +388,7 @@ def _rope(fields: _Fields, parameters: Mapping[str, Any], theta: Any, max_positi
     original = int(
         number("original_max_position_embeddings", max_position)
         if outer is None
-        else _positive(outer, "original_max_position_embeddings")
+        else _positive(outer, "config.json: 'original_max_position_embeddings'")
     )
     if name == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
