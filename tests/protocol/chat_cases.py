@@ -251,3 +251,16 @@ def transformers_tokenizer(template: str, bos: str = "<s>", eos: str = "<|im_end
 
 def special_token_variables(tokenizer: Any) -> dict[str, str | None]:
     return {name: getattr(tokenizer, name, None) for name in SPECIAL_TOKEN_NAMES}
+
+
+def endstop_tokenizer(template: str, bos: str = "<s>", eos: str = "<|im_end|>") -> Any:
+    """The same tokenizer on our side."""
+    import json
+
+    from endstop.protocol.tokenizer import Tokenizer
+
+    return Tokenizer(
+        json.loads(crate_tokenizer_json()),
+        special={"bos_token": bos, "eos_token": eos},
+        templates={"default": template},
+    )

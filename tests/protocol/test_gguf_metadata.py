@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from model_dirs import ARRAY, STRING, gguf_bytes, gguf_string, smollm2
 
 from endstop.protocol.errors import BrokenModel, UnsupportedModel
 from endstop.protocol.gguf import TENSOR_TYPES, read_gguf_metadata
+from tests.protocol.model_dirs import ARRAY, STRING, gguf_bytes, gguf_string, smollm2
 
 GOOD = {"general.architecture": (STRING, "llama"), "llama.block_count": (4, 30)}
 

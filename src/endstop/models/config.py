@@ -19,7 +19,17 @@ Activation = Literal["silu", "gelu_tanh", "relu2"]
 QKNorm = Literal["none", "weight", "weightless"]
 
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
-FAMILIES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "nanochat")
+# model_type -> the class that transformers has for it, as `architectures` of a config.json names it.
+HF_CLASSES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
+}
+FAMILIES: tuple[str, ...] = tuple(HF_CLASSES)
 TRANSFORMERS_BACKEND = "run it with the transformers backend (backend='transformers', --backend transformers)"
 
 

@@ -50,6 +50,23 @@ class KVCache:
                 self.keys[layer], self.values[layer] = key[:, :, :length], value[:, :, :length]
 
 
+class Linear(nn.Linear):
+    """A matrix without initial values: `Decoder.reset_parameters` gives them, or a state dict does.
+
+    torch's own initialisation would be thrown away, and on the meta device it costs a second of imports.
+    """
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """An embedding without initial values; see `Linear`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a weight of `size` elements, or without any."""
 
@@ -73,10 +90,10 @@ class Attention(nn.Module):
             config.num_attention_heads * config.head_dim,
             config.num_key_value_heads * config.head_dim,
         )
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+        self.q_proj = Linear(config.hidden_size, queries, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.o_proj = Linear(queries, config.hidden_size, bias=config.output_bias)
         if config.qk_norm != "none":
             weight = config.qk_norm == "weight"
             self.q_norm = RMSNorm(config, config.head_dim, weight=weight)
@@ -109,9 +126,9 @@ class MLP(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = ops.mlp_inner(self.gate_proj(x), self.up_proj(x), self.activation)
@@ -125,8 +142,8 @@ class UngatedMLP(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.fc2(ops.mlp_inner(self.fc1(x), None, self.activation))
@@ -167,7 +184,7 @@ class DecoderBody(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([Layer(config, layer) for layer in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config, config.hidden_size, weight=config.norm_weight)
 
@@ -179,10 +196,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.model = DecoderBody(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.reset_parameters()
+        if self.lm_head.weight.device.type != "meta":
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Fresh weights: matrices normal with the config's `initializer_range`, biases 0, norms neutral."""

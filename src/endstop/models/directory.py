@@ -1,4 +1,4 @@
-"""Model directories that appear whole or not at all: written beside their place, renamed at the end. No torch."""
+"""Model directories that appear whole or not at all: written beside their place, then renamed. No torch."""
 
 from __future__ import annotations
 

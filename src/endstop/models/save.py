@@ -9,20 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from endstop.models.config import DecoderConfig
+from endstop.models.config import HF_CLASSES, DecoderConfig
 from endstop.models.decoder import Decoder
 from endstop.models.directory import whole_directory, write_json
 from endstop.models.load import HEAD, INDEX_FILE, SINGLE_FILE
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "nanochat": "NanoChatForCausalLM",
-}
 
 
 def save_pretrained(
@@ -55,7 +45,7 @@ def save_pretrained(
 def hf_config(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The config.json of a model: what it was read from, with the architecture's name and stored dtype."""
     written = {name: value for name, value in config.source.items() if name != "torch_dtype"}
-    written["architectures"] = [ARCHITECTURES[config.model_type]]
+    written["architectures"] = [HF_CLASSES[config.model_type]]
     written["dtype"] = str(dtype).removeprefix("torch.")
     return written
 

@@ -154,13 +154,17 @@ class _Probe:
         return text
 
     def run_at(self, tail: str) -> list[str]:
-        """The tokens directly behind the sentinel, blanks before the first aside."""
+        """The tokens directly behind the assistant's sentinel, blanks before the first aside."""
+        run = self._run(tail)
+        self.written.update(run)
+        return run
+
+    def _run(self, tail: str) -> list[str]:
         at = len(tail) - len(tail.lstrip())
         run = []
         while match := self._token.match(tail, at):
             run.append(match[0])
             at = match.end()
-        self.written.update(run)
         return run
 
     def trailing_run(self, tail: str) -> list[str]:
@@ -257,9 +261,9 @@ class _Probe:
         first = next((token for token in run if self.tokens[token]), None)
         if first is None or first in last_run:
             return None, None
-        before, _, behind = text.partition(QUESTION)
-        is_header = first in self._token.findall(before) and self.run_at(behind)[:1] != [first]
-        if is_header:
+        # What closes turns stands behind the last message too; what begins them stands only before others.
+        closes = self._run(text.rpartition(FOLLOW_UP)[2])[:1] == [first]
+        if not closes and first in self._token.findall(text.partition(QUESTION)[0]):
             return None, first if first in self.declared else None
         return first, None
 

@@ -1,0 +1,49 @@
+"""Where things go: the answer to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from endstop.view.marks import readable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def write_answer(text: str) -> None:
+    """A piece of model text to stdout at once.
+
+    A terminal obeys control characters, and a model can be talked into making them: there they are
+    shown as codes. A file or a pipe gets the text as it is.
+    """
+    if text:
+        sys.stdout.write(for_terminal(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+
+def for_terminal(text: str) -> str:
+    """`text` with everything but line ends and tabs that is not printable shown as a code."""
+    return "".join(char if char in "\n\t" else readable(char) for char in text)
+
+
+def write_line(text: str = "") -> None:
+    """A line of a result to stdout."""
+    print(text, flush=True)
+
+
+def write_json(value: Any, indent: int | None = 2) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)
+
+
+def note(text: str = "") -> None:
+    """Something for the person, not for the pipe."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console; NO_COLOR and pipes are its business. Model text goes in as Text, never as markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False)

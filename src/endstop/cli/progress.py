@@ -1,0 +1,56 @@
+"""Progress of long work, on stderr and only where a person looks at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[int, "int | None", str], None]
+
+
+@contextmanager
+def downloading() -> Iterator[Report]:
+    """Gives a function that is told `(bytes done, bytes in all or None, what)` as files arrive."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, name: None
+        return
+    bars: dict[str, object] = {}
+    progress = None
+
+    def report(done: int, total: int | None, name: str) -> None:
+        nonlocal progress
+        if progress is None:
+            progress = _download_bars()
+            progress.start()
+        if name not in bars:
+            bars[name] = progress.add_task(name, total=total)
+        progress.update(bars[name], completed=done, total=total)  # type: ignore[arg-type]
+
+    try:
+        yield report
+    finally:
+        if progress is not None:
+            progress.stop()
+
+
+def _download_bars():  # type: ignore[no-untyped-def]
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from endstop.cli.output import console
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+    )

@@ -1,0 +1,37 @@
+"""The process around the verbs: streams, interrupts and pipes from the first import to the last flush."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            # A model may make what the terminal's encoding cannot write, and half of a surrogate pair.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        from endstop.cli.app import app
+
+        try:
+            app(arguments, prog_name="endstop")
+            code: str | int | None = 0
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0 if code is None else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        return PIPE_CLOSED
+
+
+def _silence(stream: TextIO) -> None:
+    """Python flushes stdout once more at its exit; nobody reads it any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
