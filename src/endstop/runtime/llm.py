@@ -185,7 +185,6 @@ def load_token_model(
 ) -> TokenModel:
     """The weights behind the engine."""
 <<<<<<< HEAD
-    device = _device(device)
 =======
     # Rows that compute, and as many that are kept for their prefix.
     options: dict[str, Any] = {
@@ -207,13 +206,6 @@ def load_token_model(
 
 
 <<<<<<< HEAD
-def _device(device: str) -> str:
-    """"auto" is a CUDA device where there is one, else the processor."""
-    if device != "auto":
-        return device
-    import torch
-
-=======
 def available_device(device: str) -> str:
     """`device`, where "auto" is CUDA if there is one, else the CPU."""
     import torch
