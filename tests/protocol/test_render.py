@@ -147,15 +147,26 @@ def test_content_and_terminator_of_every_turn(name: str, expected: list[str]) ->
 
 
 def test_the_run_of_specials_up_to_the_terminator_is_supervised_with_it() -> None:
-    phi = ChatRenderer(endstop_tokenizer(chat_cases.FAMILIES["phi3"], "<s>", "<|endoftext|>"))
-    assert shown(phi.render(TURNS[:2])) == ["yo<|end|>\n<|endoftext|>"]
-    # In history the tokenizer's eos is not written, and <|end|> was not declared: not to be guessed.
-    assert "no terminator" in str(phi.render(TURNS).refusal)
-    end = phi.tokenizer.token_to_id("<|end|>")
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|><|im_end|>\n{% endfor %}"
+    chosen = ChatRenderer(endstop_tokenizer(template))
+    assert shown(chosen.render(TURNS)) == ["yo<|end|><|im_end|>", "ok then<|end|><|im_end|>"]
+    end = chosen.tokenizer.token_to_id("<|end|>")
     assert end is not None
-    declared = StopSet.of({end: "turn_end"})
-    known = ChatRenderer(phi.tokenizer, stops=declared)
-    assert shown(known.render(TURNS)) == ["yo<|end|>", "ok then<|end|>"]
+    declared = ChatRenderer(chosen.tokenizer, stops=StopSet.of({end: "turn_end"}))
+    assert shown(declared.render(TURNS)) == ["yo<|end|>", "ok then<|end|>"]
+
+
+def test_only_the_terminator_is_a_label_where_more_follows_at_the_very_end() -> None:
+    phi = ChatRenderer(endstop_tokenizer(chat_cases.FAMILIES["phi3"], "<s>", "<|endoftext|>"))
+    rendered = phi.render(TURNS)
+    assert rendered.text.endswith("ok then<|end|>\n<|endoftext|>")
+    assert shown(rendered) == ["yo<|end|>", "ok then<|end|>"]
+    eos = phi.tokenizer.eos_token_id
+    assert eos is not None
+    # With a stop set that knows the eos only, earlier turns have no end: not to be guessed.
+    only_eos = ChatRenderer(phi.tokenizer, stops=[eos])
+    assert "no terminator" in str(only_eos.render(TURNS).refusal)
+    assert shown(only_eos.render(TURNS[:2])) == ["yo<|end|>\n<|endoftext|>"]
 
 
 def test_newlines_behind_the_terminator_are_not_supervised() -> None:

@@ -17,7 +17,6 @@ from endstop.protocol.supervision import (
     Unclear,
     last_turn,
     supervised_turns,
-    terminator_after,
     token_mask,
 )
 from endstop.protocol.template import (
@@ -29,6 +28,7 @@ from endstop.protocol.template import (
     render_template,
     template_errors,
 )
+from endstop.protocol.terminator import find_ends
 from endstop.protocol.tracked_text import Mark, TrackedText, marks_of, untracked
 
 if TYPE_CHECKING:
@@ -308,31 +308,21 @@ class ChatRenderer:
         if self._stops is not None:
             return self._stops
         if source.template not in self._probed:
-            self._probed[source.template] = self._probe(source)
+            self._probed[source.template] = self._probe(source.template)
         return self._probed[source.template]
 
-    def _probe(self, source: _Source) -> frozenset[int]:
-        """The eos token and what the template writes behind a last answer and behind a last tool call."""
-        eos = self.tokenizer.eos_token_id
-        found = frozenset() if eos is None else frozenset({eos})
-        call = {"type": "function", "id": "call00000", "function": {"name": "qz", "arguments": {"q": "Qz"}}}
-        for answer in ({"content": "Qz"}, {"content": "", "tool_calls": [call]}):
-            messages = [{"role": "user", "content": "Qz"}, {"role": "assistant", **answer}]
-            try:
-                text = source.render(messages)
-            except RenderRefused:
-                continue
-            said = [mark.end for mark in marks_of(text) if mark.path[:2] == ("messages", 1)]
-            if not said:
-                continue
-            plain, encoded = untracked(text), self._encoder.encode(text)
-            window = (max(said), len(plain))
-            run = terminator_after(
-                encoded.ids, encoded.offsets, plain, window, (), self.special_ids, "tool_calls" in answer
-            )
-            ids = [encoded.ids[index] for index in run]
-            found |= set([i for i in ids if i in found][:1] or ids[:1])
-        return found
+    def _probe(self, template: str) -> frozenset[int]:
+        """The eos token, and what the template writes behind a last answer and behind a tool call."""
+        eos = self.tokenizer.eos_token
+        ends = find_ends(
+            {"default": template},
+            {token.content: token.special for token in self.tokenizer.added_tokens.values()},
+            [] if eos is None else [eos],
+            self.special_token_variables,
+        )
+        texts = {*ends.turn_ends, *ends.tool_ends} | ({eos} if eos is not None else set())
+        ids = (self.tokenizer.token_to_id(text) for text in texts)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 @dataclass(frozen=True)
