@@ -352,7 +352,7 @@ def test_spans_of_messages() -> None:
     rendered = renderer("chatml").render([system("Be brief."), *TURNS[:2]])
     spans = rendered.message_spans
     assert [rendered.text[a:b] for span in spans for a, b in span.content] == ["Be brief.", "hi", "yo"]
-    assert [rendered.text[span.whole[0] : span.whole[1]] for span in spans if span.whole] == [
+    assert [rendered.text[span[0] : span[1]] for span in rendered.whole_spans if span] == [
         "<|im_start|>system\nBe brief.<|im_end|>\n",
         "<|im_start|>user\nhi<|im_end|>\n",
         "<|im_start|>assistant\nyo<|im_end|>\n",
@@ -388,10 +388,9 @@ def test_spans_are_right_where_templates_trim_move_drop_and_escape(
 
 def test_whole_spans_are_left_out_where_there_is_no_such_place() -> None:
     rendered = renderer("gemma").render([system("s"), user("hi"), assistant("yo")])
-    assert rendered.message_spans[0].whole is None  # moved into the user turn
-    assert rendered.message_spans[1].whole is None
-    assert rendered.message_spans[2].whole is not None
-    start, end = rendered.message_spans[2].whole
+    assert rendered.whole_spans[:2] == (None, None)  # the first is moved into the second
+    assert rendered.whole_spans[2] is not None
+    start, end = rendered.whole_spans[2]
     assert rendered.text[start:end] == "<start_of_turn>model\nyo<end_of_turn>\n"
 
 

@@ -49,14 +49,11 @@ class MessageSpan:
     Attributes:
         index, role: the message.
         content: the pieces of its own text, as the template shows them (trimmed, escaped, moved).
-        whole: from its header to its end, the terminator and what follows it included; None where the
-            template rewrites what came before as messages are added, so that there is no such place.
     """
 
     index: int
     role: str
     content: tuple[Span, ...]
-    whole: Span | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +124,35 @@ class Rendered:
 
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
-        """Where the messages stand, in their own order."""
-        chat = self._chat
+        """Where the messages' own texts stand, in the order of the messages."""
         content: dict[int, list[Span]] = {}
-        for mark in sorted(marks_of(chat.text)):
+        for mark in marks_of(self._chat.text):
             if mark.path[0] == "messages":
                 content.setdefault(int(mark.path[1]), []).append((mark.start, mark.end))
+        return tuple(
+            MessageSpan(index, str(role_of(message)), tuple(_merged(content.get(index, []))))
+            for index, message in enumerate(self._chat.messages)
+        )
+
+    @cached_property
+    def whole_spans(self) -> tuple[Span | None, ...]:
+        """Each message from its header to the end of what is written behind it.
+
+        None where there is no such place: the template moves the message's text into another one, or
+        rewrites earlier messages as later ones come. Takes one render for each message.
+        """
         bounds = self._bounds()
-        spans = []
-        for index, message in enumerate(chat.messages):
+        spans: list[Span | None] = []
+        for index in range(len(self._chat.messages)):
             start, end = bounds[index], bounds[index + 1]
             whole = None if start is None or end is None else (start, end)
-            if whole is not None and not all(
-                (whole[0] <= a and b <= whole[1]) == (owner == index)
-                for owner, pieces in content.items()
-                for a, b in pieces
+            if whole is not None and any(
+                (whole[0] <= a and b <= whole[1]) != (span.index == index)
+                for span in self.message_spans
+                for a, b in span.content
             ):
-                whole = None  # the template moves text from one message into another
-            pieces = tuple(_merged(content.get(index, [])))
-            spans.append(MessageSpan(index, str(role_of(message)), pieces, whole))
+                whole = None
+            spans.append(whole)
         return tuple(spans)
 
     def _bounds(self) -> list[int | None]:
@@ -156,7 +163,7 @@ class Rendered:
                 bounds.append(len(self.text))
                 continue
             try:
-                text = untracked(self._chat.render(self._chat.messages[:count], False))
+                text = self._chat.render_plain(self._chat.messages[:count])
             except RenderRefused:
                 bounds.append(None)
                 continue
@@ -271,6 +278,7 @@ class ChatRenderer:
         encoded = self._encoder.encode(text, self._genuine(messages))
         chat = Chat(
             render=source.render,
+            render_plain=source.render_plain,
             template=source.template,
             messages=plain_data(list(messages)),
             text=text,
@@ -337,7 +345,10 @@ class _Source:
     variables: Mapping[str, Any]
 
     def render_plain(
-        self, messages: Sequence[Any], add_generation_prompt: bool, continue_final_message: bool | str
+        self,
+        messages: Sequence[Any],
+        add_generation_prompt: bool = False,
+        continue_final_message: bool | str = False,
     ) -> str:
         return render_template(
             self.template,
