@@ -328,7 +328,7 @@ class MessageParser:
             self._start = self._scan = position + 1
             return True
         self._start = position
-        end = self._word(position, _IDENTIFIER if self._llama else _NAME)
+        end = self._skip(position, _IDENTIFIER if self._llama else _NAME)
         if end == position:
             return self._fail(events, position + 1)
         if end == len(self._buffer):
@@ -344,7 +344,7 @@ class MessageParser:
             if matched == len(mark):
                 position = self._skip(position + matched, _SPACE)
                 if mark == b"[CALL_ID]":
-                    position = self._word(position, _NAME)
+                    position = self._skip(position, _NAME)
             elif position + matched == len(self._buffer):
                 return False
             elif matched > 1:  # behind the bracket only this mark was possible
@@ -476,13 +476,9 @@ class MessageParser:
             self._cut_character = b""
             events.append(MessageEvent(kind, self._end(), text=text))
 
-    def _skip(self, position: int, bytes_to_skip: bytes) -> int:
-        while position < len(self._buffer) and self._buffer[position] in bytes_to_skip:
-            position += 1
-        return position
-
-    def _word(self, position: int, letters: frozenset[int]) -> int:
-        while position < len(self._buffer) and self._buffer[position] in letters:
+    def _skip(self, position: int, these: bytes | frozenset[int]) -> int:
+        """The first position from `position` on that holds none of these bytes."""
+        while position < len(self._buffer) and self._buffer[position] in these:
             position += 1
         return position
 
