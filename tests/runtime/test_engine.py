@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -307,10 +308,15 @@ def test_prompt_logprobs_read_no_cached_prefix() -> None:
 
 
 def test_prompt_logprobs_of_a_model_of_ids_end_that_request_only() -> None:
-    engine = engine_of(lambda tokens: 5)
+    class IdsOnly(ScriptedModel):
+        def forward(self, chunks: Any) -> Any:
+            return replace(super().forward(chunks), logits=None)
+
+    engine = Engine(IdsOnly(lambda tokens: 5, vocab_size=26), STOPS, LETTERS)
     params = [SamplingParams(max_tokens=2, prompt_logprobs=0), SamplingParams(max_tokens=2)]
     scored, plain = (r.outputs[0] for r in engine.generate([[3, 4], [4, 4]], params))
     assert (scored.finish_reason, plain.finish_reason) == ("error", "length")
+    assert "prompt_logprobs needs logits" in (scored.error or "")
 
 
 def test_weights_are_swapped_under_way() -> None:

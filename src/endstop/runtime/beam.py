@@ -107,6 +107,7 @@ class BeamSearch:
         self.length = 0  # generated tokens of the running beams
         self.done = False
 
+    @torch.inference_mode()
     def step(self) -> None:
         """One forward call; a chunk of the prompt, or one token for every running beam."""
         if self.running[0].row is None:

@@ -11,7 +11,7 @@ from endstop.protocol.errors import RequestRefused
 from endstop.runtime.requests import RequestOptions
 
 if TYPE_CHECKING:
-    from endstop.protocol.render import ChatRenderer
+    from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenizer import Tokenizer
 
 Conversation = Items[Mapping[str, Any]]
@@ -20,16 +20,17 @@ Conversation = Items[Mapping[str, Any]]
 class ChatFormat:
     """A model's chat template, ready to make requests.
 
-    `template` replaces the model's own. Raises MissingTemplate where there is neither.
+    `template` replaces the model's own, `stops` is its stop set. Raises MissingTemplate where there is no
+    template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str | None = None, stops: StopSet | None = None
+    ) -> None:
         from endstop.protocol.render import ChatRenderer
 
         self.tokenizer = tokenizer
-        self.renderer: ChatRenderer = ChatRenderer(tokenizer, template)
-        self.source = template or tokenizer.chat_template or ""
-        self.tool_source = template or tokenizer.chat_templates.get("tool_use", self.source)
+        self.renderer = ChatRenderer(tokenizer, template, stops=stops)
 
     def request(
         self,
@@ -55,7 +56,7 @@ class ChatFormat:
             continue_final_message=continue_final_message,
             **(template_variables or {}),
         )
-        source = self.tool_source if tools else self.source
+        source = self.renderer.template_for(tools or None)
         syntax = None
         if tools:
             added = [token.content for token in self.tokenizer.added_tokens.values()]

@@ -33,7 +33,7 @@ class LLM:
         backend: "native", or "transformers" for architectures that endstop does not run itself.
         chat_template: Jinja source that replaces the model's own.
         max_rows: rows computed at once. max_batch_tokens: tokens computed in one step.
-        memory_budget: bytes of KV cache, None for what max_rows full windows need at most.
+        memory_budget: bytes of KV cache; None lets the backend choose.
         make_tool: makes the in-stream tool of each row.
 
     `with LLM(...) as llm` frees the model at the end. Thread-safe. It needs no event loop and may be used
@@ -151,7 +151,7 @@ def load_engine(
     for conflict in stops.conflicts:
         logger.info("stop set of %s: %s", model, conflict.message)
     try:
-        chat_format = ChatFormat(tokenizer, chat_template)
+        chat_format: ChatFormat | None = ChatFormat(tokenizer, chat_template, stops)
     except MissingTemplate:  # a base model: it generates, and `chat` says what is missing
         chat_format = None
     return Engine(
@@ -184,21 +184,31 @@ def load_token_model(
     memory_budget: int | None,
 ) -> TokenModel:
     """The weights behind the engine."""
+    # Rows that compute, and as many that are kept for their prefix.
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": available_device(device),
+        "max_rows": 2 * max_rows,
+        "memory_budget": memory_budget,
+    }
     if backend == "native":
         from endstop.runtime.native import NativeModel
 
-        native: TokenModel = NativeModel.from_pretrained(
-            directory, dtype=dtype, device=device, max_rows=max_rows, memory_budget=memory_budget
-        )
-        return native
+        return NativeModel.from_pretrained(directory, **options)
     if backend == "transformers":
         from endstop.runtime.transformers_model import TransformersModel
 
-        other: TokenModel = TransformersModel.from_pretrained(
-            directory, dtype=dtype, device=device, max_rows=max_rows, memory_budget=memory_budget
-        )
-        return other
+        return TransformersModel.from_pretrained(directory, **options)
     raise ValueError(f"backend must be 'native' or 'transformers', got {backend!r}")
+
+
+def available_device(device: str) -> str:
+    """`device`, where "auto" is CUDA if there is one, else the CPU."""
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def is_conversation(prompt: Any) -> bool:

@@ -46,6 +46,7 @@ def is_plain(params: SamplingParams) -> bool:
     )
 
 
+@torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[Sampled]:
     """One token for each row.
 
@@ -166,6 +167,7 @@ def token_logprobs(
     return entries
 
 
+@torch.inference_mode()
 def given_logprobs(logits: torch.Tensor, token_ids: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
     """Entries for tokens that were given, not drawn: `logits` [R, V] and R ids."""
     if not token_ids:

@@ -110,7 +110,7 @@ class ScriptedModel:
         self.calls.append([Call(c.row, tuple(c.tokens), c.start, c.logits) for c in chunks])
         ids: list[int | None] = []
         logits: list[Sequence[float]] = []
-        has_logits = False
+        has_logits = any(chunk.logits == "all" for chunk in chunks)
         for chunk in chunks:
             tokens = self.rows[chunk.row]
             tokens.extend(chunk.tokens)
