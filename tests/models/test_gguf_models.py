@@ -18,12 +18,14 @@ import torch
 import transformers
 
 from endstop.models.config import DecoderConfig, RopeConfig
-from endstop.models.gguf import dequantise_gguf, ensure_directory, gguf_directory
+from endstop.models.gguf import dequantise_gguf, ensure_directory
 from endstop.models.gguf_config import hf_config_of
 from endstop.models.load import load_model
 from endstop.models.ops import rope_frequencies
+from endstop.protocol.cache import cache_entries, remove_cache_entry
 from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from endstop.protocol.gguf import GGUFMetadata, GGUFTensor
+from endstop.protocol.resolve import ResolvedModel, resolve_model
 from tests.models.gguf_files import Tensors, gguf_name, interleave, write_gguf
 from tests.models.tiny_models import tiny_transformers_model
 
@@ -259,7 +261,11 @@ def test_gemma_2_attention_scale_follows_the_size_of_the_model(layers: int, hidd
         "gemma2.attention.value_length": 32,
         "gemma2.attention.layer_norm_rms_epsilon": 1e-6,
     }
-    meta = GGUFMetadata(Path("x"), 3, keys, [GGUFTensor("token_embd.weight", (100, hidden), "F32", 0, None)])
+    tensors = [GGUFTensor("token_embd.weight", (100, hidden), "F32", 0, None)]
+    tensors += [
+        GGUFTensor(f"blk.{layer}.attn_q.weight", (128, hidden), "F32", 0, None) for layer in range(layers)
+    ]
+    meta = GGUFMetadata(Path("x"), 3, keys, tensors)
     config = hf_config_of(meta)
     assert config["query_pre_attn_scalar"] == scalar
     assert config["layer_types"][:2] == ["sliding_attention", "full_attention"]
@@ -271,7 +277,7 @@ def test_the_directory_has_the_files_of_a_hugging_face_model(llama_file: Path, t
     names = sorted(file.name for file in (tmp_path / "model").iterdir())
     assert names == [
         "config.json",
-        "endstop_source.json",
+        "endstop.json",
         "generation_config.json",
         "model.safetensors",
         "tokenizer.json",
@@ -342,6 +348,9 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> 
     with pytest.raises(BrokenModel, match=r"llama\.block_count must be a whole number"):
         dequantise_gguf(changed(tmp_path / "b.gguf", keys={"block_count": "three"}), tmp_path / "x")
 
+    with pytest.raises(BrokenModel, match=r"llama\.block_count must be at most the number of tensors"):
+        dequantise_gguf(changed(tmp_path / "e.gguf", keys={"block_count": 2**31}), tmp_path / "x")
+
     def without(tensors: Tensors) -> None:
         del tensors["blk.1.attn_v.weight"]
 
@@ -363,32 +372,42 @@ def test_a_truncated_file_leaves_nothing_and_the_next_run_works(
     whole = llama_file.read_bytes()
     llama_file.write_bytes(whole[:-100])
     with pytest.raises(BrokenModel, match="is truncated"):
-        gguf_directory(llama_file)
-    assert not [entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.suffix != ".lock"]
+        ensure_directory(resolve_model(llama_file))
+    assert not [entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()]
     llama_file.write_bytes(whole)
-    assert (gguf_directory(llama_file) / "model.safetensors").exists()
+    assert (ensure_directory(resolve_model(llama_file)) / "model.safetensors").exists()
     with pytest.raises(BrokenModel, match="cannot be read"):
-        gguf_directory(tmp_path / "none.gguf")
+        ensure_directory(ResolvedModel(tmp_path / "none.gguf", "gguf", "nowhere"))
 
 
 def test_the_cache_is_used_again_until_the_file_changes(
     llama_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENDSTOP_CACHE", str(tmp_path / "cache"))
-    first = gguf_directory(llama_file)
+    first = ensure_directory(resolve_model(llama_file))
     assert first.parent == tmp_path / "cache" / "gguf"
     written = (first / "model.safetensors").stat().st_mtime_ns
-    assert gguf_directory(llama_file) == first
+    assert ensure_directory(resolve_model(llama_file)) == first
     assert (first / "model.safetensors").stat().st_mtime_ns == written
+    (first / "tokenizer.json").unlink()
+    assert ensure_directory(resolve_model(llama_file)) == first
+    assert (first / "tokenizer.json").exists()
     write_gguf(llama_file, tiny_transformers_model("llama", seed=1))
-    second = gguf_directory(llama_file)
+    second = ensure_directory(resolve_model(llama_file))
     assert second != first
     assert difference(second, tiny_transformers_model("llama", seed=1)) < TOLERANCE
+    entries = cache_entries()
+    assert {entry.path for entry in entries} == {first, second}
+    assert {entry.model for entry in entries} == {"llama.gguf"}
+    assert remove_cache_entry("llama.gguf") > 0
+    assert not first.exists()
 
 
 def test_two_processes_at_once_make_one_directory_without_torch(llama_file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from endstop.models.gguf import gguf_directory; print(gguf_directory(sys.argv[1])); "
+        "import sys; from endstop.models.gguf import ensure_directory; "
+        "from endstop.protocol.resolve import resolve_model; "
+        "print(ensure_directory(resolve_model(sys.argv[1]))); "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     environment = {**os.environ, "ENDSTOP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": "src"}
@@ -416,16 +435,14 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
         with pytest.raises(EndstopError, match=r"cannot be written: File too large\."):
-            gguf_directory(llama_file)
+            ensure_directory(resolve_model(llama_file))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not [entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()]
-    assert gguf_directory(llama_file).is_dir()
+    assert ensure_directory(resolve_model(llama_file)).is_dir()
 
 
 def test_smollm2_from_its_gguf_has_the_logits_of_transformers() -> None:
-    from endstop.protocol.resolve import resolve_model
-
     directory = ensure_directory(resolve_model("smollm2-135m-instruct"))
     ours = load_model(directory)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

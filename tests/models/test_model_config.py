@@ -178,6 +178,8 @@ def test_what_endstop_does_not_run_itself_is_refused_and_transformers_offered(
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"hidden_size": "32"}, "'hidden_size' must be a positive integer"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers'"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000, which no model has"),
+        ({"hidden_size": 10**80}, "which no model has"),
         ({"vocab_size": True}, "'vocab_size'"),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads (3)"),
         ({"head_dim": 7}, "must be even"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from endstop.models.config import HF_CLASSES, DecoderConfig
 from endstop.models.directory import whole_directory, write_json
 from endstop.models.gguf_config import ROPE_FACTORS, MappedTensor, hf_config_of, tensor_table
+from endstop.protocol.cache import RECORD, Record, cache_root, locked
 from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from endstop.protocol.gguf import GGUFMetadata, GGUFTensor, read_gguf_metadata
 
@@ -36,49 +37,45 @@ TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 )
 _CHUNK = 1 << 20
-_COPIED = ("general.architecture", "general.name", "general.license", "general.file_type")
 
 
 def ensure_directory(resolved: ResolvedModel) -> Path:
-    """The Hugging Face directory of a resolved model; a GGUF file is dequantised into the cache if need be.
+    """The Hugging Face directory of a resolved model; a GGUF file is dequantised into the cache on first use.
 
+    A file is known by its path, size and time of change. Several processes may ask for it at once.
     Raises BrokenModel or UnsupportedModel as `dequantise_gguf`, EndstopError if the cache cannot be written.
     """
-    return resolved.path if resolved.kind == "directory" else gguf_directory(resolved.path)
-
-
-def gguf_directory(path: str | Path) -> Path:
-    """The cached directory of a GGUF file, made on first use; several processes may ask for it at once.
-
-    The file is known by path, size and time of change. Errors as for `ensure_directory`.
-    """
-    from filelock import FileLock
-
-    path = Path(path).resolve()
+    if resolved.kind == "directory":
+        return resolved.path
+    path = resolved.path.absolute()
     try:
         state = path.stat()
     except OSError as error:
         raise BrokenModel(f"{path} cannot be read: {error.strerror or error}.") from error
-    known = f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
-    target = gguf_cache() / f"{path.stem}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
-    if target.exists():
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(target.name + ".lock")):
-            if not target.exists():
-                dequantise_gguf(path, target)
-    except OSError as error:
-        raise EndstopError(f"{target} cannot be written: {error.strerror or error}.") from error
+    known = f"{FORMAT}\0{path.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
+    key = hashlib.sha256(known.encode()).hexdigest()[:16]
+    target = cache_root() / "gguf" / f"{path.stem}-{key}"
+    if not _is_whole(target):
+        with locked(target):
+            if not _is_whole(target):
+                dequantise_gguf(path, target, source=resolved, replace=True)
     return target
 
 
-def dequantise_gguf(path: str | Path, directory: str | Path) -> None:
+def _is_whole(directory: Path) -> bool:
+    record = Record.read(directory / RECORD)
+    return record is not None and record.missing() is None
+
+
+def dequantise_gguf(
+    path: str | Path, directory: str | Path, *, source: ResolvedModel | None = None, replace: bool = False
+) -> None:
     """Write a GGUF file as a Hugging Face directory: float32 weights, configs, tokenizer, chat template.
 
-    `directory` must not exist; it appears whole or not at all. Raises UnsupportedModel for an architecture,
-    tensor, tensor type, key or tokenizer that is not known, BrokenModel for a damaged or contradictory file,
-    EndstopError if the disk is full.
+    The directory appears whole or not at all; one that exists is exchanged only with `replace`. `source` says
+    where the file came from, for the record that is kept beside the weights.
+    Raises UnsupportedModel for an architecture, tensor, tensor type, key or tokenizer that is not known,
+    BrokenModel for a damaged or contradictory file, EndstopError if the disk is full.
     """
     from endstop.protocol.gguf_tokenizer import (
         generation_config_from_gguf,
@@ -86,6 +83,8 @@ def dequantise_gguf(path: str | Path, directory: str | Path) -> None:
         tokenizer_json_from_gguf,
     )
 
+    if importlib.util.find_spec("gguf") is None:
+        raise EndstopError(f"{path} needs the gguf package to be run: pip install 'endstop[torch]'.")
     meta = read_gguf_metadata(path)
     factors = meta.tensor(ROPE_FACTORS)
     raw = _map(meta.path)
@@ -97,24 +96,26 @@ def dequantise_gguf(path: str | Path, directory: str | Path) -> None:
         "tokenizer.json": tokenizer_json_from_gguf(meta),
         "tokenizer_config.json": tokenizer_config_from_gguf(meta),
         "generation_config.json": generation_config_from_gguf(meta),
-        "endstop_source.json": {
-            "source": str(meta.path),
-            "format": FORMAT,
-            **{key: meta.metadata[key] for key in _COPIED if key in meta.metadata},
-        },
     }
-    with whole_directory(directory) as partial:
+    with whole_directory(directory, replace=replace) as partial:
         for name, content in files.items():
             write_json(partial / name, content)
         _write_weights(partial / "model.safetensors", raw, tensors)
+        _write_record(meta, source, partial)
 
 
-def gguf_cache() -> Path:
-    """Where dequantised files are kept: `gguf` in endstop's cache directory."""
-    own, shared = os.environ.get("ENDSTOP_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own) / "gguf"
-    return (Path(shared) if shared else Path.home() / ".cache") / "endstop" / "gguf"
+def _write_record(meta: GGUFMetadata, source: ResolvedModel | None, directory: Path) -> None:
+    beside = Record.read(meta.path.parent / RECORD)
+    licence = source.licence if source else None
+    record = Record(
+        model=beside.model if beside else meta.path.name,
+        source=f"{meta.path}, dequantised",
+        revision=(source.revision if source else None) or "",
+        licence=licence or meta.metadata.get("general.license"),
+        directory=directory,
+        sizes={file.name: file.stat().st_size for file in sorted(directory.iterdir())},
+    )
+    record.write(directory / RECORD, beside_files=True)
 
 
 def _map(path: Path) -> NDArray[np.uint8]:

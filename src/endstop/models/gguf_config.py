@@ -98,13 +98,16 @@ def hf_config_of(meta: GGUFMetadata, rope_factors: Sequence[float] | None = None
     embedding = meta.tensor("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BrokenModel(f"{meta.path} lacks the tensor token_embd.weight.")
+    layers = keys.integer("block_count")
+    if layers > len(meta.tensors):
+        raise keys.broken("block_count", f"at most the number of tensors ({len(meta.tensors)})")
     window = keys.integer("attention.sliding_window", 0)
     config: dict[str, Any] = {
         "model_type": _model_type(arch, window),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,

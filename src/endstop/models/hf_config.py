@@ -122,7 +122,9 @@ class _Fields:
         if value is None:
             raise BrokenModel(f"config.json of this {self.model_type} model lacks {name!r}.")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BrokenModel(f"config.json: {name!r} must be a positive integer, not {value!r}.")
+            raise BrokenModel(f"config.json: {name!r} must be a positive integer, not {_short(value)}.")
+        if value > _LARGEST.get(name, 2**31 - 1):
+            raise BrokenModel(f"config.json: {name!r} is {_short(value)}, which no model has.")
         return value
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
@@ -245,6 +247,8 @@ def _read_family(fields: _Fields) -> DecoderConfig:
     return config
 
 
+# A damaged size must not fill the memory before the tensors, which are all missing, are looked for.
+_LARGEST = {"num_hidden_layers": 10_000}
 _DEFAULT_WINDOW = {
     "llama": 2048,
     "mistral": 131072,
@@ -384,7 +388,7 @@ def _rope(fields: _Fields, parameters: Mapping[str, Any], theta: Any, max_positi
     original = int(
         number("original_max_position_embeddings", max_position)
         if outer is None
-        else _positive(outer, "original_max_position_embeddings")
+        else _positive(outer, "config.json: 'original_max_position_embeddings'")
     )
     if name == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
