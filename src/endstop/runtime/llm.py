@@ -184,9 +184,6 @@ def load_token_model(
     memory_budget: int | None,
 ) -> TokenModel:
     """The weights behind the engine."""
-<<<<<<< HEAD
-    device = _device(device)
-=======
     # Rows that compute, and as many that are kept for their prefix.
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -194,7 +191,6 @@ def load_token_model(
         "max_rows": 2 * max_rows,
         "memory_budget": memory_budget,
     }
->>>>>>> engine
     if backend == "native":
         from endstop.runtime.native import NativeModel
 
@@ -206,21 +202,12 @@ def load_token_model(
     raise ValueError(f"backend must be 'native' or 'transformers', got {backend!r}")
 
 
-<<<<<<< HEAD
-def _device(device: str) -> str:
-    """"auto" is a CUDA device where there is one, else the processor."""
-    if device != "auto":
-        return device
-    import torch
-
-=======
 def available_device(device: str) -> str:
     """`device`, where "auto" is CUDA if there is one, else the CPU."""
     import torch
 
     if device != "auto":
         return device
->>>>>>> engine
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
