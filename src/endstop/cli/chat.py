@@ -78,7 +78,7 @@ def chat(
 def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: bool, stats: bool) -> None:
     """Questions until the end of input. A truncated answer goes into the history closed and marked."""
     from endstop.cli.output import note
-    from endstop.protocol.history import answer_message
+    from endstop.protocol.history import with_answer
 
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
@@ -107,7 +107,11 @@ def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: b
             continue
         _after(session, answer, raw, stats)
         if not raw:
-            messages = [*asked, answer_message(answer.output)]
+            output = answer.output
+            content = output.text if output.content is None else output.content
+            fields = {"reasoning_content": output.reasoning} if output.reasoning else {}
+            truncated = output.finish_reason not in ("stop", "tool_calls")
+            messages = with_answer(asked, content, truncated=truncated, **fields)
 
 
 def _ask(session: Session, asked: Any, params: Any, quiet: bool = False) -> Answer:

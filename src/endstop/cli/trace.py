@@ -105,6 +105,7 @@ def trace(
         from endstop.view.table import trace_table
 
         console().print(trace_table(document))
+        note("counts: visible/computed/pending tokens of the sequence; entropy in nats")
         note(captioned_sparkline(document.p_stops(), 60, sys.stderr.encoding or "ascii"))
         note(f"ended: {document.ending()}")
     if interrupted:

@@ -91,7 +91,6 @@ class Rendered:
     offsets: list[Span]
     escaped: tuple[Span, ...]
     _chat: Chat = field(repr=False, compare=False)
-    _whole: bool = field(default=True, repr=False, compare=False)
     _only_last: bool = field(default=False, repr=False, compare=False)
 
     @cached_property
@@ -115,6 +114,16 @@ class Rendered:
     def refusal(self) -> str | None:
         """Why there is no mask."""
         return self.supervision.refusal
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a turn, as the renderer knows them."""
+        return frozenset(self._chat.stop_ids)
+
+    def message_content(self, index: int) -> Span | None:
+        """From the first to the last character of a message's own text, None where none is shown."""
+        marks = [mark for mark in marks_of(self._chat.text) if mark.path[:2] == ("messages", index)]
+        return (min(m.start for m in marks), max(m.end for m in marks)) if marks else None
 
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
@@ -265,7 +274,7 @@ class ChatRenderer:
             text=text,
             encoded=encoded,
             stop_ids=self._stop_ids(source),
-            special_ids=self._special_ids,
+            special_ids=self.special_ids,
             open=bool(continue_final_message),
         )
         return Rendered(plain, encoded.ids, encoded.offsets, encoded.escaped, chat, _only_last=only_last)
@@ -284,7 +293,8 @@ class ChatRenderer:
         return genuine
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the tokenizer's special tokens."""
         return frozenset(i for i, token in self.tokenizer.added_tokens.items() if token.special)
 
     @property
@@ -314,8 +324,10 @@ class ChatRenderer:
             if not said:
                 continue
             plain, encoded = untracked(text), self._encoder.encode(text)
-            limits = (max(said), len(plain))
-            run = terminator_after(encoded, plain, *limits, (), self._special_ids, "tool_calls" in answer)
+            window = (max(said), len(plain))
+            run = terminator_after(
+                encoded.ids, encoded.offsets, plain, window, (), self.special_ids, "tool_calls" in answer
+            )
             ids = [encoded.ids[index] for index in run]
             found |= set([i for i in ids if i in found][:1] or ids[:1])
         return found

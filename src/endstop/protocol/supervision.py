@@ -81,32 +81,32 @@ def token_mask(encoded: EncodedChat, ranges: Sequence[Span]) -> list[int]:
 
 
 def terminator_after(
-    encoded: EncodedChat,
+    ids: Sequence[int],
+    offsets: Sequence[Span],
     text: str,
-    at: int,
-    limit: int,
-    ids: Collection[int],
-    special: Collection[int],
+    window: Span,
+    stop_ids: Collection[int],
+    special_ids: Collection[int],
     skip_text: bool = False,
 ) -> list[int]:
-    """Indices of the run of special tokens behind character `at`, blanks between them left out.
+    """Indices of the run of special tokens that begins in the characters `window`, blanks left out.
 
-    `skip_text`: other text may stand before the run, as the closing of a tool call does. The run ends
-    with its first token of `ids`, else it is empty; with no `ids` it is the whole run.
+    Blanks may stand before the run, with `skip_text` other text as well (the closing of a tool call). It
+    ends with its first token of `stop_ids`, and is empty without one; with no `stop_ids` it is the whole run.
     """
     run: list[int] = []
-    for index, (token_id, (start, end)) in enumerate(zip(encoded.ids, encoded.offsets, strict=True)):
-        if start < at or end <= at:
+    for index, (token_id, (start, end)) in enumerate(zip(ids, offsets, strict=True)):
+        if start < window[0] or end <= window[0]:
             continue
-        if start >= limit:
+        if start >= window[1]:
             break
-        if token_id in ids:
+        if token_id in stop_ids:
             return [*run, index]
-        if token_id in special:
+        if token_id in special_ids:
             run.append(index)
         elif text[start:end].strip() and (run or not skip_text):
             break
-    return [] if ids else run
+    return [] if stop_ids else run
 
 
 class _Turns:
@@ -378,10 +378,10 @@ class _Turns:
         last = max(own, key=lambda mark: mark.end, default=None)
         said = start if last is None else last.end
         run = terminator_after(
-            self.chat.encoded,
+            self.chat.encoded.ids,
+            self.chat.encoded.offsets,
             self.plain,
-            said,
-            limit,
+            (said, limit),
             self.chat.stop_ids,
             self.chat.special_ids,
             skip_text=last is None or last.path[2] == "tool_calls",
