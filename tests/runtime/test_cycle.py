@@ -60,7 +60,7 @@ def backends() -> list[Any]:
 def test_generate_chat_and_stream_of_a_real_checkpoint(ending: CycleModel, backend: Any) -> None:
     greedy = SamplingParams(temperature=0, logprobs=1, trace=True)
     with LLM(ending.path, backend=backend, dtype="float32") as llm:
-        raw, other = llm.generate(["Count.", "one two"], greedy)
+        raw, other = llm.generate(["Count.", "Hello there"], greedy)
         for result in (raw, other):
             output = result.outputs[0]
             assert (output.text, output.finish_reason) == (" one two three", "stop")
