@@ -13,7 +13,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from endstop.protocol.errors import BrokenModel, UnsupportedModel
+from endstop import StopSet
+from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from endstop.protocol.gguf import (
     generation_config_from_gguf,
     read_gguf_metadata,
@@ -22,7 +23,7 @@ from endstop.protocol.gguf import (
 )
 from endstop.protocol.pretokenizers import PRE_TOKENIZERS
 from endstop.protocol.tokenizer import Tokenizer
-from tests.protocol.model_dirs import ARRAY, STRING, gguf_bytes, gguf_model, smollm2
+from tests.protocol.model_dirs import ARRAY, CHATML, STRING, gguf_bytes, gguf_model, smollm2
 
 SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 SENTENCEPIECE_TYPES = [2, 3, 3, *[6] * 256]
@@ -331,3 +332,38 @@ def test_tokenizer_config_with_named_templates(tmp_path):
         {"name": "tool_use", "template": "tools"},
     ]
     assert Tokenizer.from_pretrained(meta.path).chat_templates == {"default": "plain", "tool_use": "tools"}
+
+
+def test_damaged_files_are_one_sentence_or_a_model(tmp_path):
+    keys = {
+        "tokenizer.ggml.eos_token_id": (4, 3),
+        "tokenizer.ggml.bos_token_id": (4, 3),
+        "tokenizer.ggml.add_bos_token": (7, True),
+        "tokenizer.chat_template": (STRING, CHATML),
+    }
+    chat = ["a", "b", "ab", "</s>", "<|im_start|>", "<|im_end|>"]
+    whole = [
+        gguf_model(chat, [1, 1, 1, 3, 3, 3], more=keys),
+        gguf_model(
+            ["<unk>", "<s>", "</s>", "▁", "a", "▁a"],
+            [2, 3, 3, 1, 1, 1],
+            scores=[0, 0, 0, -1, -2, -3],
+            kind="llama",
+            pre=None,
+            more=keys,
+        ),
+    ]
+    random = Random(7)
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(random.choice(whole))
+        for _ in range(random.choice([1, 1, 2, 4])):
+            data[random.randrange(len(data))] = random.choice([0, 1, 255, random.randrange(256)])
+        path = write(tmp_path, bytes(data))
+        for reader in (StopSet.from_pretrained, Tokenizer.from_pretrained):
+            try:
+                reader(path)
+                outcomes.add("model")
+            except EndstopError as error:
+                outcomes.add(type(error).__name__ + " in lines" * str(error).count("\n"))
+    assert outcomes == {"model", "BrokenModel", "UnsupportedModel"}
