@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import chat_cases
+import jinja2
 import pytest
 from chat_cases import (
     CONVERSATIONS,
@@ -476,3 +477,42 @@ def test_no_template_gets_text_of_others_into_the_mask(name: str) -> None:
                     continue
                 assert "Ж" not in "".join(shown(sample))
                 assert any(sample.mask)
+
+
+@pytest.mark.skipif(not chat_cases.TRL, reason="trl is not installed, its templates are read as data")
+def test_masks_agree_with_the_hand_made_ones_of_trl_but_for_headers_and_blanks() -> None:
+    """trl ships a second version of many templates with `{% generation %}` written in by hand."""
+    compared = equal = 0
+    for name, template in chat_cases.TRL.items():
+        by_hand = chat_cases.TRL.get(f"{name}_training")
+        if by_hand is None:
+            continue
+        eos = next(
+            (e for start, e in chat_cases.TRL_EOS.items() if name.startswith(f"trl-{start}")), "<|im_end|>"
+        )
+        chosen = ChatRenderer(endstop_tokenizer(template, "<s>", eos))
+        reference = transformers_tokenizer(by_hand, "<s>", eos)
+        for title in ("turns", "tools", "thinking-field"):
+            try:
+                ours = chosen.render(CONVERSATIONS[title], now=NOW)
+                theirs = reference.apply_chat_template(
+                    CONVERSATIONS[title], return_assistant_tokens_mask=True
+                )
+            except (RenderRefused, ValueError, TypeError, LookupError, jinja2.TemplateError):
+                continue
+            if ours.mask is None or ours.ids != theirs["input_ids"]:
+                continue
+            compared += 1
+            hand = theirs["assistant_masks"]
+            equal += ours.mask == hand
+            assert all(b for a, b in zip(ours.mask, hand, strict=True) if a), (name, title)
+            left = "".join(
+                ours.text[start:end]
+                for (start, end), a, b in zip(ours.offsets, ours.mask, hand, strict=True)
+                if b and not a
+            )
+            for scaffold in ("<｜Assistant｜>", "<think>", "</think>", eos):
+                left = left.replace(scaffold, "")
+            assert left.strip() == "", (name, title, left)
+    assert compared >= 30
+    assert equal >= 5
