@@ -340,6 +340,31 @@ def test_a_prompt_alone_has_nothing_to_supervise() -> None:
     assert rendered.refusal is None
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "qwen2_5", "mistral_v3_tools"])
+def test_a_generation_prompt_behind_it_changes_nothing_for_history(name: str) -> None:
+    history = [
+        user("w?"),
+        assistant("", tool_calls=[call("get_weather", {"city": "Rome"})]),
+        tool("rain"),
+        assistant("yo"),
+        user("bye"),
+    ]
+    messages = history if name in ("qwen2_5", "mistral_v3_tools") else [*TURNS, user("so")]
+    without = renderer(name).render(messages)
+    prompted = renderer(name).render(messages, add_generation_prompt=True)
+    assert shown(prompted) == shown(without)
+    assert prompted.mask is not None
+    assert without.mask is not None
+    assert prompted.mask[: len(without.mask)] == without.mask
+
+
+def test_a_header_that_is_no_generation_prompt_is_not_supervised() -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    rendered = ChatRenderer(endstop_tokenizer(template)).render(TURNS)
+    # The blank is part of the first word's token.
+    assert shown(rendered) == [" yo<|im_end|>", " ok then<|im_end|>"]
+
+
 def test_an_open_turn_is_supervised_without_an_end() -> None:
     rendered = renderer("chatml").render([user("hi"), assistant("well")], continue_final_message=True)
     assert shown(rendered) == ["well"]
@@ -353,7 +378,8 @@ def test_spans_of_messages() -> None:
     rendered = renderer("chatml").render([system("Be brief."), *TURNS[:2]])
     spans = rendered.message_spans
     assert [rendered.text[a:b] for span in spans for a, b in span.content] == ["Be brief.", "hi", "yo"]
-    assert [rendered.text[span[0] : span[1]] for span in rendered.whole_spans if span] == [
+    wholes = [span.whole for span in spans]
+    assert [rendered.text[span[0] : span[1]] for span in wholes if span] == [
         "<|im_start|>system\nBe brief.<|im_end|>\n",
         "<|im_start|>user\nhi<|im_end|>\n",
         "<|im_start|>assistant\nyo<|im_end|>\n",
@@ -389,9 +415,10 @@ def test_spans_are_right_where_templates_trim_move_drop_and_escape(
 
 def test_whole_spans_are_left_out_where_there_is_no_such_place() -> None:
     rendered = renderer("gemma").render([system("s"), user("hi"), assistant("yo")])
-    assert rendered.whole_spans[:2] == (None, None)  # the first is moved into the second
-    assert rendered.whole_spans[2] is not None
-    start, end = rendered.whole_spans[2]
+    wholes = [span.whole for span in rendered.message_spans]
+    assert wholes[:2] == [None, None]  # the first is moved into the second
+    assert wholes[2] is not None
+    start, end = wholes[2]
     assert rendered.text[start:end] == "<start_of_turn>model\nyo<end_of_turn>\n"
 
 

@@ -49,11 +49,15 @@ class MessageSpan:
     Attributes:
         index, role: the message.
         content: the pieces of its own text, as the template shows them (trimmed, escaped, moved).
+        whole: from its header to the end of what is written behind it. None where there is no such place:
+            the template moves the message's text into another one, or rewrites earlier messages as later
+            ones come.
     """
 
     index: int
     role: str
     content: tuple[Span, ...]
+    whole: Span | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,35 +128,24 @@ class Rendered:
 
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
-        """Where the messages' own texts stand, in the order of the messages."""
+        """Where the messages stand, in their own order. Takes one render for each message when first asked."""
         content: dict[int, list[Span]] = {}
         for mark in marks_of(self._chat.text):
             if mark.path[0] == "messages":
                 content.setdefault(int(mark.path[1]), []).append((mark.start, mark.end))
-        return tuple(
-            MessageSpan(index, str(role_of(message)), tuple(_merged(content.get(index, []))))
-            for index, message in enumerate(self._chat.messages)
-        )
-
-    @cached_property
-    def whole_spans(self) -> tuple[Span | None, ...]:
-        """Each message from its header to the end of what is written behind it.
-
-        None where there is no such place: the template moves the message's text into another one, or
-        rewrites earlier messages as later ones come. Takes one render for each message.
-        """
+        pieces = [tuple(_merged(content.get(index, ()))) for index in range(len(self._chat.messages))]
         bounds = self._bounds()
-        spans: list[Span | None] = []
-        for index in range(len(self._chat.messages)):
+        spans = []
+        for index, message in enumerate(self._chat.messages):
             start, end = bounds[index], bounds[index + 1]
             whole = None if start is None or end is None else (start, end)
             if whole is not None and any(
-                (whole[0] <= a and b <= whole[1]) != (span.index == index)
-                for span in self.message_spans
-                for a, b in span.content
+                (whole[0] <= a and b <= whole[1]) != (owner == index)
+                for owner, own in enumerate(pieces)
+                for a, b in own
             ):
                 whole = None
-            spans.append(whole)
+            spans.append(MessageSpan(index, str(role_of(message)), pieces[index], whole))
         return tuple(spans)
 
     def _bounds(self) -> list[int | None]:
@@ -285,6 +278,7 @@ class ChatRenderer:
             encoded=encoded,
             stop_ids=self._stop_ids(source),
             special_ids=self.special_ids,
+            add_generation_prompt=add_generation_prompt,
             open=bool(continue_final_message),
         )
         return Rendered(plain, encoded.ids, encoded.offsets, encoded.escaped, chat, _only_last=only_last)

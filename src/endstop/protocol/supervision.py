@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from endstop.protocol.chat_encoding import EncodedChat, Span
@@ -64,10 +64,8 @@ class Chat:
     encoded: EncodedChat
     stop_ids: Collection[int]
     special_ids: Collection[int]
+    add_generation_prompt: bool = False
     open: bool = False
-
-    def of(self, messages: Sequence[Any], text: str, encoded: EncodedChat) -> Chat:
-        return replace(self, messages=messages, text=text, encoded=encoded, open=False)
 
 
 def supervised_turns(chat: Chat) -> list[Turn]:
@@ -169,8 +167,6 @@ class _Turns:
         self.check([turn])
         return turn
 
-    # --- where a turn is
-
     def twin_places(self, assistants: list[int]) -> dict[int, list[Span]]:
         """For each turn the characters from the generation prompt to the end of what the message says."""
         told = self.aligned(assistants)
@@ -263,7 +259,7 @@ class _Turns:
         if ignored and header is not None and header.startswith(tail):
             # The template takes no notice of add_generation_prompt. If it writes a header before the
             # answer all the same, that header belongs to the prompt.
-            tail = header if re.search(r"[<\[]\S", header[len(tail) :]) else tail
+            tail = header if header[len(tail) :].strip() else tail
         return tail, header
 
     def _answer_header(self, index: int) -> str | None:
@@ -285,8 +281,6 @@ class _Turns:
         except RenderRefused:
             return None
 
-    # --- whether its surroundings depend on it
-
     def aligned(self, indices: list[int]) -> dict[Path, Span] | None:
         """Render once more with other words in these messages, and lay both renders side by side.
 
@@ -298,7 +292,7 @@ class _Turns:
             for index, message in enumerate(self.chat.messages)
         ]
         try:
-            twin = self.chat.render(twin_messages, False)
+            twin = self.chat.render(twin_messages, self.chat.add_generation_prompt)
         except RenderRefused:
             return None
         changed = [mark for mark in sorted(marks_of(twin)) if self._is_changed(mark, indices)]
@@ -333,8 +327,6 @@ class _Turns:
 
     def belongs(self, mark: Mark, index: int) -> bool:
         return mark.path[:2] == ("messages", index)
-
-    # --- whether all of it is there
 
     def left_out(self, index: int) -> str | None:
         """What of the message does not appear, in words, or None."""
@@ -377,8 +369,6 @@ class _Turns:
     def has_scaffold(self, index: int) -> bool:
         """The template writes more around the message's words than blanks before the terminator."""
         return any(mark.path[2] != "content" for mark in self.owned.get(index, ()))
-
-    # --- where it ends
 
     def turn(self, index: int, spans: list[Span]) -> Turn:
         own = self.owned.get(index, ())
