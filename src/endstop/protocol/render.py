@@ -128,7 +128,7 @@ class Rendered:
 
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
-        """Where the messages stand, in their own order. Takes one render for each message when first asked."""
+        """Where the messages stand. Takes one render for each of them when first asked."""
         content: dict[int, list[Span]] = {}
         for mark in marks_of(self._chat.text):
             if mark.path[0] == "messages":
