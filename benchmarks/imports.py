@@ -90,7 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         directory = small_directory(gguf, Path(place))
         bare = timing([*python, "-c", "pass"], given.runs)
-        endstop = [*python, "-m", "endstop"]
+        endstop = [*python, "-m", "endstop.cli"]
         rows = [
             ("four names, beyond the interpreter", [*python, "-c", NAMES], 0.150),
             ("endstop --version", [*endstop, "--version"], None),

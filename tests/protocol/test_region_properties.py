@@ -26,6 +26,7 @@ PARTS = [
     "text",
 ]
 
+
 @st.composite
 def texts(draw):
     return "".join(draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=8))).encode()
