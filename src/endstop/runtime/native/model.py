@@ -240,9 +240,9 @@ class NativeModel:
         inner = layer.up(layer.before_mlp(x))
         if self.config.gated:
             gate, up = inner.chunk(2, dim=-1)
-            inner = ops.mlp_inner(gate, up, self.config.activation)
+            inner = ops.activate(gate, self.config.activation).mul_(up)
         else:
-            inner = ops.mlp_inner(inner, None, self.config.activation)
+            inner = ops.activate(inner, self.config.activation)
         if layer.after_mlp is None:
             return layer.down.plus(inner, x)
         return x + layer.after_mlp(layer.down(inner))
@@ -257,8 +257,9 @@ class NativeModel:
         qkv = layer.qkv(x).view(len(x), -1, config.head_dim)
         pairs = self._normed_heads(index, layer, qkv[:, :turned_heads].float())
         rotated = torch.view_as_complex(pairs.view(*pairs.shape[:2], -1, 2)) * turn
-        query_key = torch.view_as_real(rotated).flatten(-2).to(self.dtype)
-        query, key, value = query_key[:, :heads], query_key[:, heads:], qkv[:, turned_heads:]
+        query_key = torch.view_as_real(rotated).flatten(-2)
+        # Keys are rounded to the cache's dtype when they are stored, which saves a copy.
+        query, key, value = query_key[:, :heads].to(self.dtype), query_key[:, heads:], qkv[:, turned_heads:]
         if len(segments) == 1:
             segments[0].write(index, key, value)
             return self._attend(index, segments[0], query)

@@ -55,7 +55,7 @@ class Segment:
     blocks: dict[LayerType, list[Block]]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store a layer's new keys and values, [rows * tokens, kv_heads, head_dim]."""
+        """Store a layer's new keys (float32) and values, [rows * tokens, kv_heads, head_dim]."""
         view = self.views[layer]
         if self.start is not None and self.tokens == 1:
             view.keys.select(3, self.start).copy_(key)
@@ -64,7 +64,7 @@ class Segment:
         shape = (self.rows, self.tokens, *key.shape[1:])
         key, value = key.view(shape), value.view(shape)
         if self.start is None:
-            view.keys[self.row_index, :, :, self.positions] = key
+            view.keys[self.row_index, :, :, self.positions] = key.to(view.keys.dtype)
             view.values[self.row_index, :, self.positions] = value
             return
         end = self.start + self.tokens
