@@ -136,11 +136,21 @@ def test_caches_without_a_past_say_so(name):
         rows.fork_row(row, 1)
 
 
-def test_the_budget_is_in_tokens():
-    rows = TransformersModel(network("llama"), max_cached_tokens=50)
+def test_the_budget_is_in_bytes():
+    # Keys and values of 2 layers, 16 wide, in float32.
+    token = 2 * 2 * 16 * 4
+    rows = TransformersModel(network("llama"), memory_budget=50 * token)
     assert (rows.vocab_size, rows.context_len) == (40, 50)
     assert rows.fits([20, 30])
     assert not rows.fits([20, 31])
+    rows = TransformersModel(network("llama"), max_rows=2)
+    assert rows.context_len == 64
+    assert rows.fits([64, 64])
+    assert not rows.fits([64, 64, 1])
+    states = TransformersModel(network("mamba"), memory_budget=10**6)
+    assert states.context_len is None
+    assert states.fits([10**9])
+    assert not states.fits([1] * 10**4)
 
 
 def test_a_chunk_that_does_not_follow_is_refused():

@@ -47,7 +47,7 @@ def chat(
 
     Example: endstop chat smollm2-135m-instruct -p "How do you say thank you in Chinese?" --stats
     """
-    from endstop.cli.session import open_model
+    from endstop.cli.session import open_model, require_template
 
     if as_json and prompt is None:
         raise typer.BadParameter("--json needs a prompt with -p")
@@ -59,6 +59,8 @@ def chat(
         params = sampling_params(sampling, session.directory, trace=stats)
         if params.n != 1:
             raise ValueError("chat shows one answer; for --n use `endstop generate`")
+        if not raw:
+            require_template(session, "send the prompt as it is with --raw")
         start = [{"role": "system", "content": system}] if system is not None else []
         if prompt is None:
             _converse(session, params, start, raw, stats)
@@ -78,7 +80,7 @@ def chat(
 def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: bool, stats: bool) -> None:
     """Questions until the end of input. A truncated answer goes into the history closed and marked."""
     from endstop.cli.output import note
-    from endstop.protocol.history import answer_message
+    from endstop.protocol.history import with_answer
 
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
@@ -107,7 +109,11 @@ def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: b
             continue
         _after(session, answer, raw, stats)
         if not raw:
-            messages = [*asked, answer_message(answer.output)]
+            output = answer.output
+            content = output.text if output.content is None else output.content
+            fields = {"reasoning_content": output.reasoning} if output.reasoning else {}
+            truncated = output.finish_reason not in ("stop", "tool_calls")
+            messages = with_answer(asked, content, truncated=truncated, **fields)
 
 
 def _ask(session: Session, asked: Any, params: Any, quiet: bool = False) -> Answer:

@@ -19,7 +19,8 @@ def pull(
     model: ModelArgument,
     source: dict[str, Any],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the checksums of all files; fetch anew what has changed.")
+        bool,
+        typer.Option("--verify", help="Compare the checksums of all files; fetch anew what has changed."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The facts as one JSON object.")] = False,
 ) -> None:

@@ -217,7 +217,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def disk_error(path: Path, error: OSError) -> EndstopError:
     """The sentence for an OSError of writing to `path`."""
     if error.errno not in _DISK_FULL:
-        return EndstopError(f"{path} cannot be written: {error.strerror or error}.")
+        return EndstopError(f"{path} cannot be used: {error.strerror or error}.")
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -202,7 +202,7 @@ def _chosen(repository: str, sizes: dict[str, int], file: str | None, weights: b
 def _info(repository: str, revision: str | None) -> Any:
     from huggingface_hub import HfApi
 
-    with _hub_errors(repository, revision):
+    with _hub_errors(repository, revision), _hub_cache_errors():
         return HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=PATIENCE)
 
 
@@ -223,7 +223,7 @@ def _download(
     directory = Path()
     for name in names:
         bar = _bar(progress, done, total, name)
-        with _hub_errors(repository, commit), _writing(hub_cache()):
+        with _hub_errors(repository, commit), _hub_cache_errors():
             path = Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar))
         directory = path.parents[name.count("/")]
         checksums[name] = sha256_of(path)
@@ -274,18 +274,19 @@ def _bar(progress: Progress | None, before: int, total: int, name: str) -> Any:
     return Bar
 
 
-class _writing:
-    """Turns a full disk below `place` into one sentence; other OSErrors pass."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
+class _hub_cache_errors:
+    """Turns what the file system refuses below the Hub's cache into one sentence; network errors pass."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise disk_error(self.place, error) from error
+        if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
+            return
+        # HTTP errors are OSErrors too, without a number.
+        if error.errno is not None:
+            place = Path(error.filename) if isinstance(error.filename, str) else hub_cache()
+            raise disk_error(place, error) from error
 
 
 class _hub_errors:

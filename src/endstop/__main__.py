@@ -1,0 +1,5 @@
+"""`python -m endstop` is the command `endstop`."""
+
+from endstop.cli import main
+
+main()
