@@ -53,6 +53,16 @@ def open_model(
         yield Session(llm, directory, name)
 
 
+def require_template(session: Session, otherwise: str) -> None:
+    """Raise MissingTemplate where there is no chat template; `otherwise` is the other way out."""
+    from endstop.protocol.errors import MissingTemplate
+
+    if session.llm.engine.chat_format is None:
+        raise MissingTemplate(
+            f"{session.name} has no chat template: give one with --template FILE, or {otherwise}."
+        )
+
+
 @dataclass(slots=True)
 class Answer:
     """A finished answer and how long it took. Seconds are wall-clock, the prompt's prefill included."""

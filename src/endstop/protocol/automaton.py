@@ -32,10 +32,9 @@ class StopAutomaton:
         patterns: what is searched, in the order given.
         prefix: for each node the bytes it stands for; its length is the node's depth.
         longest: for each node the longest pattern that ends there, or NO_MATCH.
-        first_bytes: the bytes that leave the root; text without them cannot begin a match.
     """
 
-    __slots__ = ("_failure", "_moves", "first_bytes", "longest", "patterns", "prefix")
+    __slots__ = ("_failure", "_moves", "longest", "patterns", "prefix")
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self.patterns = tuple(patterns)
@@ -44,9 +43,10 @@ class StopAutomaton:
         self._moves: list[dict[int, int]] = [{}]
         for index, pattern in enumerate(self.patterns):
             self._insert(pattern, index)
-        self.first_bytes = bytes(sorted(self._moves[ROOT]))
         self._failure = [ROOT] * len(self.prefix)
         self._link()
+        # Most bytes are read at the root, so it knows all of them from the start.
+        self._moves[ROOT] = dict.fromkeys(range(256), ROOT) | self._moves[ROOT]
 
     def _insert(self, pattern: bytes, index: int) -> None:
         node = ROOT
@@ -89,6 +89,8 @@ class StopAutomaton:
 
     def scan(self, node: int, data: bytes) -> Scan:
         """Reads `data` up to the first byte that completes a pattern, or to its end."""
+        if not self.patterns:
+            return Scan(ROOT, NO_MATCH, len(data))
         moves, longest = self._moves, self.longest
         for read, byte in enumerate(data, 1):
             child = moves[node].get(byte)
@@ -112,6 +114,8 @@ def incomplete_tail(data: bytes) -> int:
     broken (Unicode 15, table 3-7, "well-formed UTF-8 byte sequences").
     """
     size = len(data)
+    if not size or data[-1] < 0x80:
+        return 0
     for back in range(1, min(3, size) + 1):
         byte = data[size - back]
         if byte < 0x80:

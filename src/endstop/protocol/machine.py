@@ -212,10 +212,11 @@ class StopMachine:
         if ending:
             shown = self._state.held + (piece if self._include else b"")
             return self._end_by_id(token_id, [(shown, False)])
-        self._enter(move.state)
-        if move.step.text:
-            self._parts.append(move.step.text)
-        return self._after(move.step)
+        step, _, state, _ = move
+        self._enter(state)
+        if step.text:
+            self._parts.append(step.text)
+        return self._after(step)
 
     def _spell_out(self, end: int) -> SpelledText:
         """Goes over from one automaton state to two."""
@@ -249,6 +250,8 @@ class StopMachine:
         if self._spelled is None:
             self._spell_out(self._position - len(piece))
         assert self._spelled is not None
+        if self._regions is not None:
+            self._regions.take_forced(piece, hidden)
         # A border on both sides: nothing sampled and forced together is ever a match.
         self._spelled.reset(self._automaton())
         runs = self._spelled.release()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.chat_encoding import ChatEncoder, Span
 from endstop.protocol.errors import MissingTemplate, RenderRefused
+from endstop.protocol.message_words import role_of
 from endstop.protocol.supervision import (
     Chat,
     Turn,
     Unclear,
     last_turn,
-    role_of,
     supervised_turns,
     terminator_after,
     token_mask,
@@ -134,17 +134,19 @@ class Rendered:
             if mark.path[0] == "messages":
                 content.setdefault(int(mark.path[1]), []).append((mark.start, mark.end))
         bounds = self._bounds()
-        return tuple(
-            MessageSpan(
-                index,
-                str(role_of(message)),
-                tuple(_merged(content.get(index, []))),
-                None
-                if (start := bounds[index]) is None or (end := bounds[index + 1]) is None
-                else (start, end),
-            )
-            for index, message in enumerate(chat.messages)
-        )
+        spans = []
+        for index, message in enumerate(chat.messages):
+            start, end = bounds[index], bounds[index + 1]
+            whole = None if start is None or end is None else (start, end)
+            if whole is not None and not all(
+                (whole[0] <= a and b <= whole[1]) == (owner == index)
+                for owner, pieces in content.items()
+                for a, b in pieces
+            ):
+                whole = None  # the template moves text from one message into another
+            pieces = tuple(_merged(content.get(index, [])))
+            spans.append(MessageSpan(index, str(role_of(message)), pieces, whole))
+        return tuple(spans)
 
     def _bounds(self) -> list[int | None]:
         """Where each message ends, by rendering the conversation up to it; None where that is no prefix."""

@@ -7,14 +7,24 @@ it is there, and where it ends with a terminator of the stop set. Otherwise ther
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from endstop.protocol.chat_encoding import EncodedChat, Span
 from endstop.protocol.errors import RenderRefused
+from endstop.protocol.message_words import (
+    field_of,
+    is_exchanged,
+    kind_of_words,
+    role_of,
+    stand_in,
+    with_other_words,
+    words_beside_content,
+    words_of,
+)
 from endstop.protocol.template import REASONING_FIELDS
-from endstop.protocol.tracked_text import KEY, Mark, Path, marks_of, untracked
+from endstop.protocol.tracked_text import Mark, Path, marks_of, untracked
 
 # Renders messages (with the conversation's tools and variables), with or without a generation prompt.
 Render = Callable[[Sequence[Any], bool], str]
@@ -254,7 +264,7 @@ class _Turns:
 
     def _answer_header(self, index: int) -> str | None:
         """What the template writes between the last word of others and the content of a plain answer."""
-        probe = {"role": "assistant", "content": _stand_in(index)}
+        probe = {"role": "assistant", "content": stand_in(index)}
         try:
             answered = self.chat.render([*self.chat.messages[:index], probe], False)
         except RenderRefused:
@@ -280,7 +290,7 @@ class _Turns:
         those texts differs.
         """
         twin_messages = [
-            _with_other_words(message, index) if index in indices else message
+            with_other_words(message, index) if index in indices else message
             for index, message in enumerate(self.chat.messages)
         ]
         try:
@@ -313,7 +323,7 @@ class _Turns:
         return (
             mark.path[0] == "messages"
             and mark.path[1] in indices
-            and _is_words(mark.path)
+            and is_exchanged(mark.path)
             and mark.source_end > mark.source_start
         )
 
@@ -326,14 +336,14 @@ class _Turns:
         """What of the message does not appear, in words, or None."""
         message = self.chat.messages[index]
         reads_reasoning = any(name in self.chat.template for name in REASONING_FIELDS)
-        for path, text in _words(message):
+        for path, text in words_of(message):
             if path[0] in REASONING_FIELDS and not reads_reasoning:
                 continue
             names: list[Path] = [path]
             if path[0] in REASONING_FIELDS:
                 names = [(name, *path[1:]) for name in REASONING_FIELDS]
             if not any(self._covers(index, name, text) for name in names):
-                return _in_words(path)
+                return kind_of_words(path)
         return None
 
     def _covers(self, index: int, path: Path, text: str) -> bool:
@@ -347,9 +357,9 @@ class _Turns:
     def says_it_all(self, index: int, start: int | None = None) -> bool:
         """The rendered turn is the message's content up to blanks: the template took it apart and back."""
         message = self.chat.messages[index]
-        content = _get(message, "content")
+        content = field_of(message, "content")
         own = self.owned.get(index, ())
-        if not isinstance(content, str) or not own or any(_words_beside_content(message)):
+        if not isinstance(content, str) or not own or any(words_beside_content(message)):
             return False
         if start is None:
             start = self.prompt_end(index, own[0].start)
@@ -418,103 +428,6 @@ class _Turns:
             ]
             if turn.terminator is not None and ends != [turn.terminator]:
                 raise Unclear(f"assistant message {turn.message} holds more than one terminator")
-
-
-def role_of(message: Any) -> Any:
-    return _get(message, "role")
-
-
-def _get(message: Any, name: str) -> Any:
-    return message.get(name) if isinstance(message, dict) else getattr(message, name, None)
-
-
-def _is_words(path: Path) -> bool:
-    """Whether a path under ("messages", i) names text that is exchanged in the twin render."""
-    if path[-1] == KEY:
-        return False
-    return path[2] in ("content", *REASONING_FIELDS) or "arguments" in path[3:]
-
-
-def _stand_in(index: int) -> str:
-    return f"Qz{index}Vx"
-
-
-def _other(value: Any, index: int) -> Any:
-    """The same data with other words in every text that is not blank."""
-    if isinstance(value, str):
-        return _stand_in(index) if value.strip() else value
-    if isinstance(value, dict):
-        return {k: (v if k in ("type", "id") else _other(v, index)) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_other(item, index) for item in value]
-    return value
-
-
-def _with_other_words(message: Any, index: int) -> Any:
-    changed = dict(message)
-    calls = changed.get("tool_calls")
-    for name in ("content", *REASONING_FIELDS):
-        value = changed.get(name)
-        if name == "content" and isinstance(value, str) and not value.strip() and not calls:
-            changed[name] = _stand_in(index)  # an empty answer has to be somewhere, too
-        elif value is not None:
-            changed[name] = _other(value, index)
-    if isinstance(calls, list):
-        changed["tool_calls"] = [_with_other_arguments(call, index) for call in calls]
-    return changed
-
-
-def _with_other_arguments(call: Any, index: int) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _with_other_arguments(call["function"], index)}
-    if "arguments" in call:
-        return {**call, "arguments": _other(call["arguments"], index)}
-    return call
-
-
-def _words(message: Any) -> Iterator[tuple[Path, str]]:
-    """(path below the message, text) of everything that an assistant message says."""
-    content = _get(message, "content")
-    if isinstance(content, str):
-        yield ("content",), content
-    elif isinstance(content, list | tuple):
-        for at, piece in enumerate(content):
-            if isinstance(piece, dict) and isinstance(piece.get("text"), str):
-                yield ("content", at, "text"), piece["text"]
-    yield from _words_beside_content(message)
-
-
-def _words_beside_content(message: Any) -> Iterator[tuple[Path, str]]:
-    for name in REASONING_FIELDS:
-        if isinstance(_get(message, name), str):
-            yield (name,), _get(message, name)
-    calls = _get(message, "tool_calls")
-    for at, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
-        inner = _get(call, "function")
-        base: Path = ("tool_calls", at) if inner is None else ("tool_calls", at, "function")
-        function = call if inner is None else inner
-        if isinstance(_get(function, "name"), str):
-            yield (*base, "name"), _get(function, "name")
-        yield from _texts(_get(function, "arguments"), (*base, "arguments"))
-
-
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(item, (*path, str(key)))
-    elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from _texts(item, (*path, at))
-
-
-def _in_words(path: Path) -> str:
-    if path[0] == "content":
-        return "part of the content"
-    return "a tool call" if path[0] == "tool_calls" else "the reasoning"
 
 
 def _squeezed(text: str) -> str:

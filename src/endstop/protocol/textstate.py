@@ -28,16 +28,11 @@ class TextState:
         self.node = node
         self.held = held
         # Only moves of shown tokens that complete no stop string; the others are never repeated.
-        self.moves: dict[int, Move] = {}
+        self.moves: dict[int, tuple[StopStep, int, TextState, int]] = {}
 
 
-class Move(NamedTuple):
-    """What a shown token does: the step to report, how many bytes it has, the state behind it, its id."""
-
-    step: StopStep
-    size: int
-    state: TextState
-    token_id: int
+# What a shown token does: the step to report, how many bytes it has, the state behind it, its id.
+Move = tuple[StopStep, int, TextState, int]
 
 
 class Match(NamedTuple):
@@ -83,12 +78,15 @@ class TextStates:
                 cut -= len(self.automaton.patterns[pattern])
             return Match(pattern, cut, text[:cut])
         hold = incomplete_tail(text)
-        if not self.include:
+        if node and not self.include:
             # A stop string begins with a first byte of a character, so a cut there splits none.
             hold = max(hold, len(self.automaton.prefix[node]))
-        shown = len(text) - hold
-        step = StopStep(text[:shown].decode("utf-8", "replace"))
-        move = Move(step, len(piece), self.state(node, text[shown:]), token_id)
+        if hold:
+            shown, held = text[:-hold], text[-hold:]
+        else:
+            shown, held = text, b""
+        after = self.state(node, held) if node or held else self.start
+        move = (StopStep(shown.decode("utf-8", "replace")), len(piece), after, token_id)
         if self._count >= MOST_MOVES:
             self._forget()
         state.moves[token_id] = move

@@ -2,7 +2,7 @@
 
 Slots lie side by side in one tensor for each layer, so that rows in neighbouring slots are one view and
 attention for a whole batch reads the cache without copying it. Rows are moved between slots so that the rows
-which decode together are neighbours (`bring_to_front`). Keys are stored as [kv_heads, head_dim, capacity]:
+which decode together are neighbours (`bring_together`). Keys are stored as [kv_heads, head_dim, capacity]:
 scores of a batch are then a product of two views that CPUs compute about twice as fast as with keys
 stored like values, [kv_heads, capacity, head_dim].
 
@@ -133,21 +133,24 @@ class SlotCache:
             self._free.remove(slot)
             self._slot[row] = slot
 
-    def bring_to_front(self, rows: Sequence[int]) -> None:
-        """Move rows so that these occupy the first slots, in any order. All of them must have slots."""
-        strangers = {slot: row for row, slot in self._slot.items() if slot < len(rows)}
-        outside = []
-        for row in rows:
-            if strangers.pop(self._slot[row], None) is None:
-                outside.append(row)
-        if not outside:
+    def bring_together(self, rows: Sequence[int]) -> None:
+        """Move rows so that these lie side by side, in any order. All of them must have slots."""
+        slots = sorted(self._slot[row] for row in rows)
+        if slots[-1] - slots[0] == len(rows) - 1:
             return
-        holes = [slot for slot in self._free if slot < len(rows)]
-        for row in outside:
+        # Of all places for them, the one where most of them lie already.
+        starts = [min(slot, self.slots - len(rows)) for slot in slots]
+        first = max(starts, key=lambda start: sum(start <= slot < start + len(rows) for slot in slots))
+        place = range(first, first + len(rows))
+        strangers = [row for row in self._slot.keys() - set(rows) if self._slot[row] in place]
+        holes = [slot for slot in place if slot in self._free]
+        for row in rows:
+            if self._slot[row] in place:
+                continue
             if holes:
                 self._move(row, holes.pop())
             else:
-                self._swap(row, strangers.popitem()[1])
+                self._swap(row, strangers.pop())
 
     def _bytes(self, slots: int, length: int) -> int:
         return slots * round_up(length) * self.bytes_per_token if slots and length else 0

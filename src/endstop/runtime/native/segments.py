@@ -70,7 +70,7 @@ class Segment:
 def lay_out(
     chunks: Sequence[RowChunk], cache: SlotCache, config: DecoderConfig, dtype: torch.dtype
 ) -> tuple[list[int], list[Segment]]:
-    """Order of the chunks on the flat axis and their segments. Rows that decode are moved to the front."""
+    """Order of the chunks on the flat axis and their segments. Rows that decode are brought together."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, chunk in enumerate(chunks):
         tokens = len(chunk.tokens)
@@ -79,7 +79,7 @@ def lay_out(
         (group for (tokens, _), group in groups.items() if tokens <= _SHORT_CHUNK), key=len, default=[]
     )
     if len(largest) > 1:
-        cache.bring_to_front([chunks[index].row for index in largest])
+        cache.bring_together([chunks[index].row for index in largest])
 
     order: list[int] = []
     segments: list[Segment] = []
