@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,11 +23,27 @@ from torch import Tensor
 # and not for each length, and results do not depend on neighbours that are a little longer.
 LENGTH_STEP = 32
 _FIRST_CAPACITY = 256
+# Making the views of all layers takes as long as some products; those of recent calls are kept.
+_KEPT_VIEWS = 64
 
 
 def round_up(length: int) -> int:
     """The smallest multiple of LENGTH_STEP that holds `length` tokens, at least one step."""
     return max(1, -(-length // LENGTH_STEP)) * LENGTH_STEP
+
+
+@dataclass(slots=True)
+class LayerView:
+    """The cache of one layer for some neighbouring slots.
+
+    keys: [rows, kv_heads, head_dim, capacity], values: [rows, kv_heads, capacity, head_dim];
+    flat_keys, flat_values: the same with rows and heads on one axis.
+    """
+
+    keys: Tensor
+    values: Tensor
+    flat_keys: Tensor
+    flat_values: Tensor
 
 
 class SlotCache:
@@ -55,6 +72,7 @@ class SlotCache:
         self._length: dict[int, int] = {}
         self._free: set[int] = set()
         self._handles = itertools.count()
+        self._views: dict[tuple[int, int], list[LayerView]] = {}
         self.bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
 
     def __len__(self) -> int:
@@ -152,6 +170,21 @@ class SlotCache:
             else:
                 self._swap(row, strangers.pop())
 
+    def views(self, slot: int, rows: int) -> list[LayerView]:
+        """The cache of `rows` slots from `slot` on, for every layer."""
+        found = self._views.get((slot, rows))
+        if found is None:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            found = self._views[slot, rows] = [
+                LayerView(key, value, key.flatten(0, 1), value.flatten(0, 1))
+                for key, value in (
+                    (key[slot : slot + rows], value[slot : slot + rows])
+                    for key, value in zip(self.keys, self.values, strict=True)
+                )
+            ]
+        return found
+
     def _bytes(self, slots: int, length: int) -> int:
         return slots * round_up(length) * self.bytes_per_token if slots and length else 0
 
@@ -174,6 +207,7 @@ class SlotCache:
 
     def _reallocate(self, slots: int, capacity: int) -> None:
         """Move all rows, packed together, into new storage; layer by layer, so that the peak stays low."""
+        self._views.clear()
         order = sorted(self._slot, key=self._slot.__getitem__)
         old = [self._slot[row] for row in order]
         used = max((self._length[row] for row in order), default=0)
