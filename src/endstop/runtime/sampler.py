@@ -31,7 +31,8 @@ TOP_P_CANDIDATES = 1024
 
 _LARGEST = torch.finfo(torch.float32).max
 _LARGEST_BIAS = 1e30
-_SMALLEST_TEMPERATURE = 1e-30
+_SMALLEST_TEMPERATURE, _LARGEST_TEMPERATURE = 1e-30, 1e30
+_SMALLEST_PENALTY, _LARGEST_PENALTY = 1e-30, 1e30
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -95,7 +96,9 @@ def shaped(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tens
     """Temperature, min_p, top_k and top_p: float32 [R, V] -> [R, V], what cannot be drawn is -inf."""
     # The largest logit becomes 0 first, so that no temperature makes it infinite.
     logits = logits - logits.amax(dim=-1, keepdim=True)
-    logits = logits / _column([max(p.temperature, _SMALLEST_TEMPERATURE) for p in params], logits)
+    logits = logits / _column(
+        [min(max(p.temperature, _SMALLEST_TEMPERATURE), _LARGEST_TEMPERATURE) for p in params], logits
+    )
     if any(p.min_p for p in params):
         least = _column([p.min_p for p in params], logits).log()
         logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + least, -torch.inf)
@@ -260,12 +263,15 @@ def _with_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.T
         row.sampler_state.update(row.generated_token_ids)
     seen = torch.stack([row.sampler_state.seen for row in rows])
     counts = torch.stack([row.sampler_state.generated for row in rows])
-    repetition = _column([row.params.repetition_penalty for row in rows], logits)
+    repetition = _column(
+        [min(max(row.params.repetition_penalty, _SMALLEST_PENALTY), _LARGEST_PENALTY) for row in rows], logits
+    )
     frequency = _column([row.params.frequency_penalty for row in rows], logits)
     presence = _column([row.params.presence_penalty for row in rows], logits)
     # Repetition: Keskar et al., "CTRL", 2019, with the sign rule that makes it a penalty for negative logits.
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
+    # A tiny penalty makes a large logit infinite, and a row with that is no distribution.
+    logits = torch.where(seen, repeated.clamp_max(_LARGEST), logits)
     return logits - frequency * counts - presence * (counts > 0)
 
 
