@@ -222,7 +222,7 @@ class StopMachine:
         """Goes over from one automaton state to two."""
         state, automaton = self._state, self._states.automaton
         self._spelled = SpelledText(
-            automaton, self._include, state.node, automaton.prefix[state.node], state.held, end
+            automaton, self._include, state.node, automaton.prefix(state.node), state.held, end
         )
         self._moves = {}
         return self._spelled
@@ -255,6 +255,9 @@ class StopMachine:
         runs = self._spelled.release()
         step = self._show(runs)
         self._spelled.append(piece, hidden)
+        if self._regions is not None:
+            self._regions.read_forced(piece, hidden)
+            self._spelled.reset(self._automaton())
         after = self._show(self._spelled.release(), forced=True)
         return self._after(joined([step, after], accepted=1))
 

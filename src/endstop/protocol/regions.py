@@ -62,6 +62,10 @@ class Regions:
                 return CompleteCall(text.end, event.call.raw)
         return text.feed(piece[read:], hidden)
 
+    def read_forced(self, piece: bytes, hidden: bool) -> None:
+        """A forced token's bytes: no tag begins before them and ends behind them, nor lies in them."""
+        self._written.push_plain(piece, hidden)
+
     def show(self, step: StopStep, runs: list[Run], *, forced: bool = False, last: bool = False) -> None:
         """Splits what a step shows into content, reasoning and complete calls; forced text has no tags."""
         push = self._shown.push_plain if forced else self._shown.push
