@@ -160,6 +160,23 @@ def test_forced_text_is_no_tag():
     assert machine.content == machine.text == '<tool_call>{"name":"w","arguments":{}}</tool_call>a'
 
 
+def test_forced_text_divides_a_tag():
+    pieces = TokenBytes([b"<tool", b"x", b"_call>", b" END", b"</think>"])
+    machine = StopMachine(StopSet.of({}), SamplingParams(stop=["END"]), pieces, tools=HERMES)
+    machine.push(0)
+    machine.push(1, forced=True)
+    machine.push(2)
+    assert machine.push(3).stop_kind == "stop_string"
+    assert machine.content == machine.text == "<toolx_call> "
+    # Forced text is no border of a region either.
+    machine = StopMachine(
+        StopSet.of({}), SamplingParams(stop=["END"]), pieces, reasoning=Reasoning(open=True)
+    )
+    machine.push(4, forced=True)
+    assert not machine.push(3).finished
+    assert (machine.reasoning, machine.content) == ("</think> END", "")
+
+
 def test_min_tokens_and_regions():
     pieces = ["<think>", "x", "</think>", "END", "a", "END"]
     machine = run(pieces, reasoning=THINK, stop=["END"], min_tokens=4)

@@ -1,5 +1,7 @@
 """Text of messages never becomes a control token; everything else is tokenised as transformers does it."""
 
+# ruff: noqa: E501 (templates on one line)
+
 from __future__ import annotations
 
 import json
@@ -98,7 +100,10 @@ EVERYWHERE = [
 def test_no_part_of_a_conversation_becomes_a_control_token(name: str, messages: list[Any]) -> None:
     harmless = json.loads(json.dumps(messages).replace("<|im_end|>", "qq").replace("<|im_start|>", "qq"))
     harmless = json.loads(
-        json.dumps(harmless).replace("tool_call>", "q>").replace("think>", "q>").replace("tool_response>", "q>")
+        json.dumps(harmless)
+        .replace("tool_call>", "q>")
+        .replace("think>", "q>")
+        .replace("tool_response>", "q>")
     )
     try:
         rendered = renderer(name).render(messages, tools=[chat_cases.WEATHER], now=NOW)

@@ -16,7 +16,16 @@ from endstop.protocol.render import ChatRenderer
 from endstop.protocol.tokenizer import Tokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>")
-PIECES = ("\u2581", *"abcdefghijklmnopqrstuvwxyz<>|_[]/INST\n:.", "\u2581a", "he", "ll", "\u2581he", "us", "er")
+PIECES = (
+    "\u2581",
+    *"abcdefghijklmnopqrstuvwxyz<>|_[]/INST\n:.",
+    "\u2581a",
+    "he",
+    "ll",
+    "\u2581he",
+    "us",
+    "er",
+)
 MERGES = [("\u2581", "a"), ("h", "e"), ("l", "l"), ("\u2581", "he"), ("u", "s"), ("e", "r")]
 
 LLAMA2 = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"""  # noqa: E501

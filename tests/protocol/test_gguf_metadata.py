@@ -126,7 +126,7 @@ FOREIGN = {
     ),
     "bad key": (
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_string(b"\xff\xfe") + struct.pack("<IB", 0, 1),
-        "not valid UTF-8",
+        "has no name where key 1 of 1 should have one",
     ),
     "dimensions": (
         b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_string("t") + struct.pack("<I", 1000) + bytes(40),

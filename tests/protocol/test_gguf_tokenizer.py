@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from endstop.protocol.errors import BrokenModel, UnsupportedModel
+from endstop import StopSet
+from endstop.protocol.errors import BrokenModel, EndstopError, UnsupportedModel
 from endstop.protocol.gguf import (
     generation_config_from_gguf,
     read_gguf_metadata,
@@ -19,7 +23,7 @@ from endstop.protocol.gguf import (
 )
 from endstop.protocol.pretokenizers import PRE_TOKENIZERS
 from endstop.protocol.tokenizer import Tokenizer
-from tests.protocol.model_dirs import ARRAY, STRING, gguf_bytes, gguf_model, smollm2
+from tests.protocol.model_dirs import ARRAY, CHATML, STRING, gguf_bytes, gguf_model, smollm2
 
 SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 SENTENCEPIECE_TYPES = [2, 3, 3, *[6] * 256]
@@ -111,6 +115,14 @@ SPLITS = {
 @pytest.mark.parametrize("name", SPLITS)
 def test_splits(name):
     assert split(name, TEXT) == SPLITS[name]
+
+
+def test_patterns_are_those_of_transformers():
+    qwen2 = pytest.importorskip("transformers.models.qwen2.tokenization_qwen2")
+    convert = pytest.importorskip("transformers.convert_slow_tokenizer")
+    assert PRE_TOKENIZERS["qwen2"].splits == (qwen2.PRETOKENIZE_REGEX,)
+    llama3 = inspect.signature(convert.TikTokenConverter.__init__).parameters["pattern"].default
+    assert PRE_TOKENIZERS["llama-bpe"].splits == (llama3,)
 
 
 def test_every_pre_tokenizer_can_be_built_and_loses_nothing():
@@ -239,6 +251,60 @@ def overlaps(pieces: list[str]) -> bool:
     return any(count > 1 for count in ways.values())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"user_defined_symbols": ["▁▁", "▁▁▁▁", "\n", "<tag>"], "add_dummy_prefix": False},
+    ],
+    ids=["prefix", "no prefix", "user-defined"],
+)
+def test_equals_sentencepiece(tmp_path, options):
+    """The rebuilt tokenizer against the library that such models are made with."""
+    library = pytest.importorskip("sentencepiece")
+    lines = [line for line in Path(json.__file__).read_text().splitlines() if line.strip()]
+    lines += ["日本語のテキスト é à ü", "naïve café — déjà vu", "Привет, мир"] * 10
+    model = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=700,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+        **options,
+    )
+    theirs = library.SentencePieceProcessor(model_proto=model.getvalue())
+    tokens, types = [], []
+    for i in range(theirs.get_piece_size()):
+        piece = theirs.id_to_piece(i)
+        defined = piece in options.get("user_defined_symbols", ())
+        kinds = {2: theirs.is_unknown(i), 3: theirs.is_control(i), 6: theirs.is_byte(i), 4: defined}
+        types.append(next((kind for kind, holds in kinds.items() if holds), 1))
+        tokens.append(piece.replace("▁", " ") if defined else piece)
+    more = {
+        "tokenizer.ggml.add_space_prefix": (7, options.get("add_dummy_prefix", True)),
+        "tokenizer.ggml.add_bos_token": (7, False),
+    }
+    scores = [theirs.get_score(i) for i in range(len(tokens))]
+    data = gguf_model(tokens, types, scores=scores, kind="llama", pre=None, more=more)
+    ours = Tokenizer.from_pretrained(write(tmp_path, data))
+    random = Random(1)
+    for round in range(400):
+        text = (
+            random.choice(lines)[random.randrange(20) :] + "  " * random.randrange(4) + random.choice(lines)
+        )
+        if round % 2:
+            text = "".join(random.choice("ab  <>tag\n日🙂é12 xyzthe") for _ in range(random.randrange(30)))
+        assert ours.encode(text) == theirs.encode(text), text
+        if "<tag>" not in text:
+            assert ours.encode_text(text) == theirs.encode(text), text
+
+
 def test_generation_config_is_the_union_of_the_stop_keys(tmp_path):
     more = {
         "tokenizer.ggml.eos_token_id": (4, 1),
@@ -266,3 +332,38 @@ def test_tokenizer_config_with_named_templates(tmp_path):
         {"name": "tool_use", "template": "tools"},
     ]
     assert Tokenizer.from_pretrained(meta.path).chat_templates == {"default": "plain", "tool_use": "tools"}
+
+
+def test_damaged_files_are_one_sentence_or_a_model(tmp_path):
+    keys = {
+        "tokenizer.ggml.eos_token_id": (4, 3),
+        "tokenizer.ggml.bos_token_id": (4, 3),
+        "tokenizer.ggml.add_bos_token": (7, True),
+        "tokenizer.chat_template": (STRING, CHATML),
+    }
+    chat = ["a", "b", "ab", "</s>", "<|im_start|>", "<|im_end|>"]
+    whole = [
+        gguf_model(chat, [1, 1, 1, 3, 3, 3], more=keys),
+        gguf_model(
+            ["<unk>", "<s>", "</s>", "▁", "a", "▁a"],
+            [2, 3, 3, 1, 1, 1],
+            scores=[0, 0, 0, -1, -2, -3],
+            kind="llama",
+            pre=None,
+            more=keys,
+        ),
+    ]
+    random = Random(7)
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(random.choice(whole))
+        for _ in range(random.choice([1, 1, 2, 4])):
+            data[random.randrange(len(data))] = random.choice([0, 1, 255, random.randrange(256)])
+        path = write(tmp_path, bytes(data))
+        for reader in (StopSet.from_pretrained, Tokenizer.from_pretrained):
+            try:
+                reader(path)
+                outcomes.add("model")
+            except EndstopError as error:
+                outcomes.add(type(error).__name__ + " in lines" * str(error).count("\n"))
+    assert outcomes == {"model", "BrokenModel", "UnsupportedModel"}

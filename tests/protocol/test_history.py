@@ -91,9 +91,7 @@ def test_continued_messages_equal_those_of_transformers(name: str, content: str)
     messages = [user("hi"), assistant(content)]
     options = {"date_string": "1 Jan 2030"} if name == "llama3_1" else {}
     try:
-        text = reference.apply_chat_template(
-            messages, continue_final_message=True, tokenize=False, **options
-        )
+        text = reference.apply_chat_template(messages, continue_final_message=True, tokenize=False, **options)
     except ValueError:
         with pytest.raises(RenderRefused):
             render_continuation(renderer(name), messages, **options)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from endstop.protocol.toolcalls import MessageParser, Reasoning, ToolSyntax
@@ -142,9 +144,7 @@ def run(parser, pieces):
     return text["content"], text["reasoning"], marks, parser.calls, parser.broken_calls, parser.open_call
 
 
-@given(messages())
-@settings(max_examples=600, deadline=None)
-def test_whole_message_is_read_as_the_oracle_reads_it(message):
+def check_whole_message(message):
     syntax, reasoning, pieces = message
     text = "".join(pieces)
     content, thought, _, calls, broken, rest = run(MessageParser(syntax, reasoning), [(text.encode(), False)])
@@ -153,9 +153,7 @@ def test_whole_message_is_read_as_the_oracle_reads_it(message):
     assert (list(calls), list(broken), rest) == (want.calls, want.broken, want.open_call)
 
 
-@given(messages(), st.data())
-@settings(max_examples=600, deadline=None)
-def test_any_split_gives_the_same_events(message, data):
+def check_any_split(message, data):
     syntax, reasoning, pieces = message
     hidden = data.draw(st.lists(st.booleans(), min_size=len(pieces), max_size=len(pieces)))
     bytewise, pushed = [], []
@@ -177,9 +175,7 @@ def test_any_split_gives_the_same_events(message, data):
     assert run(MessageParser(syntax, reasoning), joined) == want
 
 
-@given(messages(), st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
-def test_a_fork_goes_its_own_way(message, cut):
+def check_fork(message, cut):
     syntax, reasoning, pieces = message
     data = "".join(pieces).encode()
     parser = MessageParser(syntax, reasoning)
@@ -196,9 +192,7 @@ def test_a_fork_goes_its_own_way(message, cut):
     assert fork.calls == whole.calls
 
 
-@given(messages())
-@settings(max_examples=300, deadline=None)
-def test_only_what_may_become_a_tag_is_held_back(message):
+def check_held_back(message):
     """Outside of calls it holds a proper prefix of a tag, the head of an untagged call, or leading space."""
     syntax, reasoning, pieces = message
     parser = MessageParser(syntax, reasoning)
@@ -208,6 +202,66 @@ def test_only_what_may_become_a_tag_is_held_back(message):
             held = bytes(parser._buffer)
             untagged = held.lstrip(b" \r\n\t;,").startswith(b"{") or not held.strip(b" \r\n\t;,")
             assert untagged or any(tag.encode().startswith(held) for tag in parser.tags), held
+
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(
+    max_examples=int(os.environ.get("ENDSTOP_EXAMPLES", "4000")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@quick
+@given(messages())
+def test_whole_message_is_read_as_the_oracle_reads_it(message):
+    check_whole_message(message)
+
+
+@quick
+@given(messages(), st.data())
+def test_any_split_gives_the_same_events(message, data):
+    check_any_split(message, data)
+
+
+@quick
+@given(messages(), st.integers(0, 40))
+def test_a_fork_goes_its_own_way(message, cut):
+    check_fork(message, cut)
+
+
+@quick
+@given(messages())
+def test_only_what_may_become_a_tag_is_held_back(message):
+    check_held_back(message)
+
+
+@pytest.mark.slow
+@slow
+@given(messages())
+def test_whole_message_is_read_as_the_oracle_reads_it_many(message):
+    check_whole_message(message)
+
+
+@pytest.mark.slow
+@slow
+@given(messages(), st.data())
+def test_any_split_gives_the_same_events_many(message, data):
+    check_any_split(message, data)
+
+
+@pytest.mark.slow
+@slow
+@given(messages(), st.integers(0, 40))
+def test_a_fork_goes_its_own_way_many(message, cut):
+    check_fork(message, cut)
+
+
+@pytest.mark.slow
+@slow
+@given(messages())
+def test_only_what_may_become_a_tag_is_held_back_many(message):
+    check_held_back(message)
 
 
 def test_push_after_finish_is_refused():

@@ -146,6 +146,8 @@ def test_pickled_weights_are_refused(tmp_path):
     (directory / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(UnsupportedModel, match=r"only pickled weights \(pytorch_model\.bin\)"):
         resolve_model(directory)
+    # The small files can be read all the same.
+    assert resolve_model(directory, weights=False).kind == "directory"
     (directory / "model.safetensors").write_bytes(b"x")
     assert resolve_model(directory).kind == "directory"
 

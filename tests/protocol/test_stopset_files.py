@@ -103,6 +103,16 @@ def test_b06_gguf_misses_the_terminator(tmp_path):
     assert sources(repaired, 5)[0] == "chat.gguf: tokenizer.ggml.eot_token_id"
 
 
+def test_b07_keys_of_a_gguf_file_have_roles(tmp_path):
+    keys = {"tokenizer.ggml.eos_token_id": (4, 3), "tokenizer.ggml.eot_token_id": (4, 4)}
+    more = {**keys, "tokenizer.ggml.eom_token_id": (4, 5)}
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_model(["a", "b", "ab", "<e>", "<t>", "<m>"], [1, 1, 1, 3, 3, 3], more=more))
+    stops = StopSet.from_pretrained(path)
+    assert stops.roles == {3: "eos", 4: "turn_end", 5: "tool_end"}
+    assert sources(stops, 5) == ["x.gguf: tokenizer.ggml.eom_token_id"]
+
+
 @pytest.mark.parametrize("declared", [[128001, 128008, 128009], [128001, 128009]])
 def test_b07_the_token_behind_a_tool_call(tmp_path, declared):
     directory = write_model(
@@ -452,6 +462,9 @@ def test_broken_files(tmp_path):
     (directory / "tokenizer.json").write_text(text[: len(text) // 2])
     with pytest.raises(BrokenModel, match=r"tokenizer\.json is not valid JSON"):
         StopSet.from_pretrained(directory)
+    (directory / "tokenizer.json").write_text('{"added_tokens": [{"id": -1, "content": "x"}]}')
+    with pytest.raises(BrokenModel, match="every entry of added_tokens needs an id and a content"):
+        StopSet.from_pretrained(directory)
     (tmp_path / "empty").mkdir()
     with pytest.raises(BrokenModel, match="is no model directory"):
         StopSet.from_pretrained(tmp_path / "empty")
@@ -466,6 +479,12 @@ def test_smollm2():
         "tokenizer.ggml.eos_token_id",
         "tokenizer.chat_template, end of an assistant turn",
     ]
+
+
+def test_directory_that_holds_one_gguf_file(tmp_path):
+    more = {"tokenizer.ggml.eos_token_id": (4, 2)}
+    (tmp_path / "x.gguf").write_bytes(gguf_model(["a", "b", "ab"], [1, 1, 3], more=more))
+    assert StopSet.from_pretrained(tmp_path).roles == {2: "eos"}
 
 
 def test_time_of_a_whole_process(tmp_path):

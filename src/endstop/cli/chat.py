@@ -47,7 +47,7 @@ def chat(
 
     Example: endstop chat smollm2-135m-instruct -p "How do you say thank you in Chinese?" --stats
     """
-    from endstop.cli.session import open_model
+    from endstop.cli.session import open_model, require_template
 
     if as_json and prompt is None:
         raise typer.BadParameter("--json needs a prompt with -p")
@@ -59,6 +59,8 @@ def chat(
         params = sampling_params(sampling, session.directory, trace=stats)
         if params.n != 1:
             raise ValueError("chat shows one answer; for --n use `endstop generate`")
+        if not raw:
+            require_template(session, "send the prompt as it is with --raw")
         start = [{"role": "system", "content": system}] if system is not None else []
         if prompt is None:
             _converse(session, params, start, raw, stats)

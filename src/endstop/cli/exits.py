@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import TextIO
+
 OK = 0
 # Something a person or a model caused: the sentence on stderr says what.
 FAILED = 1
@@ -11,3 +14,8 @@ USAGE = 2
 INTERRUPTED = 130
 # The reader went away, as a shell reports SIGPIPE.
 PIPE_CLOSED = 141
+
+
+def silence(stream: TextIO) -> None:
+    """Python flushes stdout once more at its exit, when nobody reads it any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -52,7 +52,7 @@ def generate(
     Example: endstop generate smollm2-135m-instruct --file questions.txt --chat --out answers.jsonl
     """
     from endstop.cli.batch import read_prompts, run_batch
-    from endstop.cli.session import open_model
+    from endstop.cli.session import open_model, require_template
 
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
@@ -61,6 +61,8 @@ def generate(
     items = read_prompts(prompts, file, jsonl, sys.stdin, chat=chat, system=system)
     with open_model(model, model_flags, sampling, template) as session:
         params = sampling_params(sampling, session.directory, trace=trace)
+        if not all(isinstance(item, str) for item in items):
+            require_template(session, "give plain prompts without --chat")
         if out is None:
             report = run_batch(session, items, params, sys.stdout)
         else:

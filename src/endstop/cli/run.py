@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TextIO
 
-from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED
+from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED, silence
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -28,10 +26,5 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _silence(sys.stdout)
+        silence(sys.stdout)
         return PIPE_CLOSED
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout once more at its exit; nobody reads it any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

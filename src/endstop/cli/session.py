@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +49,23 @@ def open_model(
     with downloading() as progress:
         resolved = resolve_model(name, progress=progress, **source)
     directory = ensure_directory(resolved)
+    if not sys.stderr.isatty():
+        # transformers draws bars into logs otherwise.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from endstop.runtime.llm import LLM
 
     with LLM(directory, chat_template=text, **options) as llm:
         yield Session(llm, directory, name)
+
+
+def require_template(session: Session, otherwise: str) -> None:
+    """Raise MissingTemplate where there is no chat template; `otherwise` is the other way out."""
+    from endstop.protocol.errors import MissingTemplate
+
+    if session.llm.engine.chat_format is None:
+        raise MissingTemplate(
+            f"{session.name} has no chat template: give one with --template FILE, or {otherwise}."
+        )
 
 
 @dataclass(slots=True)
@@ -148,7 +163,6 @@ def trace_document(session: Session, answer: Answer, params: Any) -> TraceDocume
 def note_statistics(session: Session, answer: Answer) -> None:
     """How it ended, P(stop) along the answer and the speed, on stderr."""
     import shutil
-    import sys
 
     from endstop.view.marks import visible
     from endstop.view.sparkline import captioned_sparkline

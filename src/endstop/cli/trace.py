@@ -69,7 +69,7 @@ def trace(
     elif model is None or prompt is None:
         raise typer.BadParameter("a trace needs MODEL and PROMPT, or --teaching, or --load FILE")
     else:
-        from endstop.cli.session import open_model, stream_answer, trace_document
+        from endstop.cli.session import open_model, require_template, stream_answer, trace_document
 
         if raw and (system is not None or template is not None):
             raise typer.BadParameter(
@@ -80,6 +80,8 @@ def trace(
             params = sampling_params(sampling, session.directory, trace=True)
             if params.n != 1:
                 raise ValueError("a trace follows one answer; leave --n at 1")
+            if not raw:
+                require_template(session, "send the prompt as it is with --raw")
             before = [{"role": "system", "content": system}] if system is not None else []
             answer = stream_answer(
                 session, text if raw else [*before, {"role": "user", "content": text}], params

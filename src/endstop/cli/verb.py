@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from endstop.cli.exits import FAILED, INTERRUPTED
+from endstop.cli.exits import FAILED, INTERRUPTED, PIPE_CLOSED, silence
 from endstop.protocol.errors import EndstopError
 
 Verbose = Annotated[
@@ -59,8 +59,11 @@ def verb(**groups: OptionGroup) -> Callable[[Callable[..., None]], Callable[...,
                 given[name] = {option: value for option, value in values.items() if value is not None}
             try:
                 function(**given)
-            except (KeyboardInterrupt, BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter):
+            except (KeyboardInterrupt, typer.Exit, typer.Abort, typer.BadParameter):
                 raise
+            except BrokenPipeError as error:
+                silence(sys.stdout)
+                raise typer.Exit(PIPE_CLOSED) from error
             except Exception as error:
                 if verbose > 1:
                     import traceback

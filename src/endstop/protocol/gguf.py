@@ -42,6 +42,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _MAX_DIMENSIONS = 8
 _MAX_ARRAY_DEPTH = 4
+_LONGEST_NAME = 1024
 
 # Number in the file -> (name, values in a block, bytes of a block).
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
@@ -168,7 +169,7 @@ class _Reader:
         self._plausible("tensors", tensor_count, 24)
         metadata: dict[str, Any] = {}
         for index in range(key_count):
-            key = self._string(f"key {index + 1} of {key_count}", strict=True)
+            key = self._name(f"key {index + 1} of {key_count}")
             if key in metadata:
                 raise self._broken(f"holds the metadata key {key!r} twice")
             metadata[key] = self._value(self._u32(f"the type of {key}"), key)
@@ -227,17 +228,21 @@ class _Reader:
         self.at += 8
         return value
 
-    def _string(self, what: str, strict: bool = False) -> str:
+    def _string(self, what: str) -> str:
         length = self._u64(what)
         end = self.at + length
         if end > self.size:
             raise self._truncated(what)
         data = self.view[self.at : end]
         self.at = end
-        try:
-            return data.decode("utf-8", "strict" if strict else "replace")
-        except UnicodeDecodeError:
-            raise self._broken(f"has {what} that is not valid UTF-8") from None
+        return data.decode("utf-8", "replace")
+
+    def _name(self, what: str) -> str:
+        """A key or a tensor's name; bytes that are no name show that the place in the file is lost."""
+        name = self._string(what)
+        if len(name) > _LONGEST_NAME or "\ufffd" in name or not name.isprintable():
+            raise self._broken(f"has no name where {what} should have one")
+        return name
 
     def _value(self, kind: int, key: str, depth: int = 0) -> Any:
         what = f"the value of {key}"
@@ -291,7 +296,7 @@ class _Reader:
 
     def _tensor_info(self, index: int, count: int) -> tuple[str, tuple[int, ...], int, int]:
         what = f"the entry of tensor {index + 1} of {count}"
-        name = self._string(what, strict=True)
+        name = self._name(what)
         dimensions = self._u32(what)
         if dimensions > _MAX_DIMENSIONS:
             raise self._broken(f"gives the tensor {name} {dimensions} dimensions")

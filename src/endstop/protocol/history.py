@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.errors import RenderRefused
-from endstop.protocol.supervision import role_of, terminator_after
+from endstop.protocol.message_words import role_of
+from endstop.protocol.supervision import terminator_after
 
 if TYPE_CHECKING:
     from endstop.protocol.render import ChatRenderer, Rendered

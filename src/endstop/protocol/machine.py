@@ -250,14 +250,13 @@ class StopMachine:
         if self._spelled is None:
             self._spell_out(self._position - len(piece))
         assert self._spelled is not None
+        if self._regions is not None:
+            self._regions.take_forced(piece, hidden)
         # A border on both sides: nothing sampled and forced together is ever a match.
         self._spelled.reset(self._automaton())
         runs = self._spelled.release()
         step = self._show(runs)
         self._spelled.append(piece, hidden)
-        if self._regions is not None:
-            self._regions.read_forced(piece, hidden)
-            self._spelled.reset(self._automaton())
         after = self._show(self._spelled.release(), forced=True)
         return self._after(joined([step, after], accepted=1))
 

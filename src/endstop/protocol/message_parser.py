@@ -4,15 +4,13 @@ The parser is fed the bytes of a message in any pieces. Each of its decisions fa
 that settles it, so the events do not depend on the pieces (only the text of neighbouring content events
 may be divided differently). Text is held back exactly as long as it may still be part of a tag.
 
-Rules that are choices (docs/tools.md states them for users):
+Rules that are choices (docs/tools.md has them all):
 
 - White space directly behind a tag belongs to the tag; in front of a tag it is content. White space at
   the start of a message is content unless a tag follows it.
-- A call is complete at the last byte of its close tag, or of its JSON where the syntax has no close tag.
-- A close tag inside a JSON string of a call does not count. Once the JSON of a tagged call is broken, the
-  first close tag or open tag behind its beginning ends it, and it goes to `broken_calls`.
-- An untagged JSON object (llama3) is taken for a call from its first key on, if that key is one that
-  calls begin with. If it turns out to be none, it is content.
+- Once the JSON of a tagged call is broken, the first close tag or open tag behind its beginning ends it.
+- An untagged JSON object (llama3) is taken for a call from its first key on, if calls begin with that key;
+  if it turns out to be none, it is content.
 """
 
 from __future__ import annotations
@@ -330,7 +328,7 @@ class MessageParser:
             self._start = self._scan = position + 1
             return True
         self._start = position
-        end = self._word(position, _IDENTIFIER if self._llama else _NAME)
+        end = self._skip(position, _IDENTIFIER if self._llama else _NAME)
         if end == position:
             return self._fail(events, position + 1)
         if end == len(self._buffer):
@@ -346,7 +344,7 @@ class MessageParser:
             if matched == len(mark):
                 position = self._skip(position + matched, _SPACE)
                 if mark == b"[CALL_ID]":
-                    position = self._word(position, _NAME)
+                    position = self._skip(position, _NAME)
             elif position + matched == len(self._buffer):
                 return False
             elif matched > 1:  # behind the bracket only this mark was possible
@@ -478,13 +476,9 @@ class MessageParser:
             self._cut_character = b""
             events.append(MessageEvent(kind, self._end(), text=text))
 
-    def _skip(self, position: int, bytes_to_skip: bytes) -> int:
-        while position < len(self._buffer) and self._buffer[position] in bytes_to_skip:
-            position += 1
-        return position
-
-    def _word(self, position: int, letters: frozenset[int]) -> int:
-        while position < len(self._buffer) and self._buffer[position] in letters:
+    def _skip(self, position: int, these: bytes | frozenset[int]) -> int:
+        """The first position from `position` on that holds none of these bytes."""
+        while position < len(self._buffer) and self._buffer[position] in these:
             position += 1
         return position
 

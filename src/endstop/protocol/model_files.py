@@ -186,10 +186,13 @@ def _added_tokens_of_tokenizer_json(path: Path) -> list[dict[str, Any]]:
             tokens = None
     if tokens is None:
         tokens = parse_object(path, text).get("added_tokens") or []
-    good = isinstance(tokens, list) and all(
-        isinstance(token, dict) and isinstance(token.get("id"), int) and isinstance(token.get("content"), str)
-        for token in tokens
-    )
-    if not good:
+    if not isinstance(tokens, list) or not all(map(_is_added_token, tokens)):
         raise BrokenModel(f"{path}: every entry of added_tokens needs an id and a content.")
     return list(tokens)
+
+
+def _is_added_token(token: Any) -> bool:
+    """Whether an entry of added_tokens has an id of 0 or more and a content."""
+    token_id = token.get("id") if isinstance(token, dict) else None
+    whole = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
+    return whole and isinstance(token.get("content"), str)

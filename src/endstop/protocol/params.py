@@ -5,7 +5,6 @@ Names and meanings are vLLM's unless said otherwise; the rules of stopping are i
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Mapping
@@ -156,20 +155,20 @@ class SamplingParams:
         """
         from endstop.protocol.resolve import resolve_model
 
-        return cls(**{**recommended_sampling(resolve_model(path).path), **overrides})
+        model = resolve_model(path, weights=False)
+        return cls(**{**recommended_sampling(model.path), **overrides})
 
 
 def recommended_sampling(directory: Path) -> dict[str, Any]:
-    """Sampling values of `directory`/generation_config.json as keywords of SamplingParams."""
-    file = directory / "generation_config.json"
-    if not file.is_file():
+    """Sampling values of `directory`/generation_config.json as keywords of SamplingParams.
+
+    A GGUF file holds none. Raises BrokenModel for a file that is no JSON object.
+    """
+    from endstop.protocol.model_files import read_object
+
+    config = read_object(directory, "generation_config.json") if directory.is_dir() else None
+    if config is None:
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must hold a JSON object")
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     values = {name: config[name] for name in names if config.get(name) is not None}
     # transformers samples only where do_sample is true, and greedily otherwise.

@@ -62,8 +62,8 @@ class Regions:
                 return CompleteCall(text.end, event.call.raw)
         return text.feed(piece[read:], hidden)
 
-    def read_forced(self, piece: bytes, hidden: bool) -> None:
-        """A forced token's bytes: no tag begins before them and ends behind them, nor lies in them."""
+    def take_forced(self, piece: bytes, hidden: bool) -> None:
+        """A forced token: no tag, and no tag goes on behind it."""
         self._written.push_plain(piece, hidden)
 
     def show(self, step: StopStep, runs: list[Run], *, forced: bool = False, last: bool = False) -> None:

@@ -92,7 +92,7 @@ def resolve_model(
     Raises ModelNotFound, BrokenModel, UnsupportedModel (only pickled weights), EndstopError (full disk).
     """
     if isinstance(name, Path) or Path(name).exists() or _looks_like_path(name):
-        return _local(Path(name), revision)
+        return _local(Path(name), revision, weights)
     known = known_model(name)
     match = _HUB_ID.fullmatch(known.hub_id if known else name)
     if match is None:
@@ -145,12 +145,13 @@ def refuse_remote_code(directory: Path) -> None:
         )
 
 
-def _local(path: Path, revision: str | None) -> ResolvedModel:
+def _local(path: Path, revision: str | None, weights: bool) -> ResolvedModel:
     path = path.expanduser()
     if revision is not None:
         raise ValueError(f"a revision belongs to a model that is fetched, not to the path {path}")
     if path.is_dir():
-        refuse_pickled(str(path), (entry.name for entry in path.iterdir()))
+        if weights:
+            refuse_pickled(str(path), (entry.name for entry in path.iterdir()))
         gguf = gguf_in(path)
         if gguf is not None:
             path = gguf

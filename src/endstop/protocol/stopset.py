@@ -126,14 +126,11 @@ class StopSet:
         """
         from endstop.protocol.declared import facts_of_directory, facts_of_gguf
         from endstop.protocol.model_files import ChatTemplate
+        from endstop.protocol.resolve import resolve_model
         from endstop.protocol.stopset_build import stop_set_of
 
-        location = Path(path)
-        if not location.exists():
-            from endstop.protocol.resolve import resolve_model
-
-            location = resolve_model(str(path), revision=revision, offline=offline, weights=False).path
-        facts = facts_of_directory(location) if location.is_dir() else facts_of_gguf(location)
+        model = resolve_model(path, revision=revision, offline=offline, weights=False)
+        facts = facts_of_gguf(model.path) if model.kind == "gguf" else facts_of_directory(model.path)
         if chat_template is not None:
             facts.templates = {"default": ChatTemplate(chat_template, "argument", "chat_template")}
         return stop_set_of(facts)

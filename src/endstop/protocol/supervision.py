@@ -6,15 +6,26 @@ it is there, and where it ends with a terminator of the stop set. Otherwise ther
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from endstop.protocol.chat_encoding import EncodedChat, Span
 from endstop.protocol.errors import RenderRefused
+from endstop.protocol.message_words import (
+    field_of,
+    is_exchanged,
+    kind_of_words,
+    role_of,
+    stand_in,
+    with_other_words,
+    words_beside_content,
+    words_of,
+)
 from endstop.protocol.template import REASONING_FIELDS
-from endstop.protocol.tracked_text import KEY, Mark, Path, marks_of, untracked
+from endstop.protocol.tracked_text import Mark, Path, marks_of, untracked
 
 # Renders messages (with the conversation's tools and variables), with or without a generation prompt.
 Render = Callable[[Sequence[Any], bool], str]
@@ -46,16 +57,15 @@ class Chat:
     """A rendered conversation and what is needed to ask further questions about it."""
 
     render: Render
+    render_plain: Callable[[Sequence[Any]], str]
     template: str
     messages: Sequence[Any]
     text: str
     encoded: EncodedChat
     stop_ids: Collection[int]
     special_ids: Collection[int]
+    add_generation_prompt: bool = False
     open: bool = False
-
-    def of(self, messages: Sequence[Any], text: str, encoded: EncodedChat) -> Chat:
-        return replace(self, messages=messages, text=text, encoded=encoded, open=False)
 
 
 def supervised_turns(chat: Chat) -> list[Turn]:
@@ -69,14 +79,15 @@ def last_turn(chat: Chat) -> Turn:
 
 
 def token_mask(encoded: EncodedChat, ranges: Sequence[Span]) -> list[int]:
-    """1 for every token that shares a character with `ranges`."""
+    """1 for every token that shares a character with `ranges`, which are in order and apart."""
     mask = []
-    before = 0
+    before = at = 0
     for start, end in encoded.offsets:
         # Some tokenizers leave leading blanks out of a token's offsets.
-        start = min(start, before)
-        before = max(before, end)
-        mask.append(int(any(start < b and a < end for a, b in ranges)))
+        start, before = min(start, before), max(before, end)
+        while at < len(ranges) and ranges[at][1] <= start:
+            at += 1
+        mask.append(int(at < len(ranges) and ranges[at][0] < end))
     return mask
 
 
@@ -95,11 +106,12 @@ def terminator_after(
     ends with its first token of `stop_ids`, and is empty without one; with no `stop_ids` it is the whole run.
     """
     run: list[int] = []
-    for index, (token_id, (start, end)) in enumerate(zip(ids, offsets, strict=True)):
-        if start < window[0] or end <= window[0]:
-            continue
+    for index in range(bisect.bisect_left(offsets, (window[0], 0)), len(ids)):
+        token_id, (start, end) = ids[index], offsets[index]
         if start >= window[1]:
             break
+        if end <= window[0]:
+            continue
         if token_id in stop_ids:
             return [*run, index]
         if token_id in special_ids:
@@ -154,8 +166,6 @@ class _Turns:
         turn = self.turn(index, [(len(prompt), max(end, len(prompt)))])
         self.check([turn])
         return turn
-
-    # --- where a turn is
 
     def twin_places(self, assistants: list[int]) -> dict[int, list[Span]]:
         """For each turn the characters from the generation prompt to the end of what the message says."""
@@ -249,12 +259,12 @@ class _Turns:
         if ignored and header is not None and header.startswith(tail):
             # The template takes no notice of add_generation_prompt. If it writes a header before the
             # answer all the same, that header belongs to the prompt.
-            tail = header if re.search(r"[<\[]\S", header[len(tail) :]) else tail
+            tail = header if header[len(tail) :].strip() else tail
         return tail, header
 
     def _answer_header(self, index: int) -> str | None:
         """What the template writes between the last word of others and the content of a plain answer."""
-        probe = {"role": "assistant", "content": _stand_in(index)}
+        probe = {"role": "assistant", "content": stand_in(index)}
         try:
             answered = self.chat.render([*self.chat.messages[:index], probe], False)
         except RenderRefused:
@@ -271,8 +281,6 @@ class _Turns:
         except RenderRefused:
             return None
 
-    # --- whether its surroundings depend on it
-
     def aligned(self, indices: list[int]) -> dict[Path, Span] | None:
         """Render once more with other words in these messages, and lay both renders side by side.
 
@@ -280,11 +288,11 @@ class _Turns:
         those texts differs.
         """
         twin_messages = [
-            _with_other_words(message, index) if index in indices else message
+            with_other_words(message, index) if index in indices else message
             for index, message in enumerate(self.chat.messages)
         ]
         try:
-            twin = self.chat.render(twin_messages, False)
+            twin = self.chat.render(twin_messages, self.chat.add_generation_prompt)
         except RenderRefused:
             return None
         changed = [mark for mark in sorted(marks_of(twin)) if self._is_changed(mark, indices)]
@@ -313,27 +321,25 @@ class _Turns:
         return (
             mark.path[0] == "messages"
             and mark.path[1] in indices
-            and _is_words(mark.path)
+            and is_exchanged(mark.path)
             and mark.source_end > mark.source_start
         )
 
     def belongs(self, mark: Mark, index: int) -> bool:
         return mark.path[:2] == ("messages", index)
 
-    # --- whether all of it is there
-
     def left_out(self, index: int) -> str | None:
         """What of the message does not appear, in words, or None."""
         message = self.chat.messages[index]
         reads_reasoning = any(name in self.chat.template for name in REASONING_FIELDS)
-        for path, text in _words(message):
+        for path, text in words_of(message):
             if path[0] in REASONING_FIELDS and not reads_reasoning:
                 continue
             names: list[Path] = [path]
             if path[0] in REASONING_FIELDS:
                 names = [(name, *path[1:]) for name in REASONING_FIELDS]
             if not any(self._covers(index, name, text) for name in names):
-                return _in_words(path)
+                return kind_of_words(path)
         return None
 
     def _covers(self, index: int, path: Path, text: str) -> bool:
@@ -347,9 +353,9 @@ class _Turns:
     def says_it_all(self, index: int, start: int | None = None) -> bool:
         """The rendered turn is the message's content up to blanks: the template took it apart and back."""
         message = self.chat.messages[index]
-        content = _get(message, "content")
+        content = field_of(message, "content")
         own = self.owned.get(index, ())
-        if not isinstance(content, str) or not own or any(_words_beside_content(message)):
+        if not isinstance(content, str) or not own or any(words_beside_content(message)):
             return False
         if start is None:
             start = self.prompt_end(index, own[0].start)
@@ -363,8 +369,6 @@ class _Turns:
     def has_scaffold(self, index: int) -> bool:
         """The template writes more around the message's words than blanks before the terminator."""
         return any(mark.path[2] != "content" for mark in self.owned.get(index, ()))
-
-    # --- where it ends
 
     def turn(self, index: int, spans: list[Span]) -> Turn:
         own = self.owned.get(index, ())
@@ -397,7 +401,7 @@ class _Turns:
 
     def check(self, turns: list[Turn]) -> None:
         """Raises Unclear unless the turns are in order and hold one terminator and nobody else's words."""
-        at = 0
+        ids, at = self.chat.encoded.ids, 0
         for turn in turns:
             start, end = turn.ranges[0][0], turn.ranges[-1][1]
             if start < at:
@@ -405,116 +409,20 @@ class _Turns:
                     f"assistant message {turn.message} is rendered before the turn that precedes it"
                 )
             at = end
-            for mark in self.marks:
-                inside = any(mark.start < b and a < mark.end for a, b in turn.ranges)
-                if inside and not self.belongs(mark, turn.message):
+        ranges = [(span, turn) for turn in turns for span in turn.ranges]
+        starts = [span[0] for span, _ in ranges]
+        for mark in self.marks:
+            for span, turn in ranges[max(0, bisect.bisect_right(starts, mark.start) - 1) :]:
+                if span[0] >= mark.end:
+                    break
+                if mark.start < span[1] and not self.belongs(mark, turn.message):
                     raise Unclear(
                         f"text of others stands inside the turn of assistant message {turn.message}"
                     )
-            ends = [
-                index
-                for index, bit in enumerate(token_mask(self.chat.encoded, turn.ranges))
-                if bit and self.chat.encoded.ids[index] in self.chat.stop_ids
-            ]
-            if turn.terminator is not None and ends != [turn.terminator]:
-                raise Unclear(f"assistant message {turn.message} holds more than one terminator")
-
-
-def role_of(message: Any) -> Any:
-    return _get(message, "role")
-
-
-def _get(message: Any, name: str) -> Any:
-    return message.get(name) if isinstance(message, dict) else getattr(message, name, None)
-
-
-def _is_words(path: Path) -> bool:
-    """Whether a path under ("messages", i) names text that is exchanged in the twin render."""
-    if path[-1] == KEY:
-        return False
-    return path[2] in ("content", *REASONING_FIELDS) or "arguments" in path[3:]
-
-
-def _stand_in(index: int) -> str:
-    return f"Qz{index}Vx"
-
-
-def _other(value: Any, index: int) -> Any:
-    """The same data with other words in every text that is not blank."""
-    if isinstance(value, str):
-        return _stand_in(index) if value.strip() else value
-    if isinstance(value, dict):
-        return {k: (v if k in ("type", "id") else _other(v, index)) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_other(item, index) for item in value]
-    return value
-
-
-def _with_other_words(message: Any, index: int) -> Any:
-    changed = dict(message)
-    calls = changed.get("tool_calls")
-    for name in ("content", *REASONING_FIELDS):
-        value = changed.get(name)
-        if name == "content" and isinstance(value, str) and not value.strip() and not calls:
-            changed[name] = _stand_in(index)  # an empty answer has to be somewhere, too
-        elif value is not None:
-            changed[name] = _other(value, index)
-    if isinstance(calls, list):
-        changed["tool_calls"] = [_with_other_arguments(call, index) for call in calls]
-    return changed
-
-
-def _with_other_arguments(call: Any, index: int) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _with_other_arguments(call["function"], index)}
-    if "arguments" in call:
-        return {**call, "arguments": _other(call["arguments"], index)}
-    return call
-
-
-def _words(message: Any) -> Iterator[tuple[Path, str]]:
-    """(path below the message, text) of everything that an assistant message says."""
-    content = _get(message, "content")
-    if isinstance(content, str):
-        yield ("content",), content
-    elif isinstance(content, list | tuple):
-        for at, piece in enumerate(content):
-            if isinstance(piece, dict) and isinstance(piece.get("text"), str):
-                yield ("content", at, "text"), piece["text"]
-    yield from _words_beside_content(message)
-
-
-def _words_beside_content(message: Any) -> Iterator[tuple[Path, str]]:
-    for name in REASONING_FIELDS:
-        if isinstance(_get(message, name), str):
-            yield (name,), _get(message, name)
-    calls = _get(message, "tool_calls")
-    for at, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
-        inner = _get(call, "function")
-        base: Path = ("tool_calls", at) if inner is None else ("tool_calls", at, "function")
-        function = call if inner is None else inner
-        if isinstance(_get(function, "name"), str):
-            yield (*base, "name"), _get(function, "name")
-        yield from _texts(_get(function, "arguments"), (*base, "arguments"))
-
-
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(item, (*path, str(key)))
-    elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from _texts(item, (*path, at))
-
-
-def _in_words(path: Path) -> str:
-    if path[0] == "content":
-        return "part of the content"
-    return "a tool call" if path[0] == "tool_calls" else "the reasoning"
+        mask = token_mask(self.chat.encoded, [span for span, _ in ranges])
+        ends = [index for index, bit in enumerate(mask) if bit and ids[index] in self.chat.stop_ids]
+        if ends != [turn.terminator for turn in turns if turn.terminator is not None]:
+            raise Unclear("an assistant message holds more than one terminator")
 
 
 def _squeezed(text: str) -> str:

@@ -103,21 +103,17 @@ class Tokenizer:
         ]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> Tokenizer:
+    def from_pretrained(
+        cls, path: str | Path, *, revision: str | None = None, offline: bool | None = None
+    ) -> Tokenizer:
         """The tokenizer of a model: a directory, a .gguf file, a Hub id or a registry name.
 
         Raises BrokenModel where there is none, naming the files that were looked for.
         """
-        location = Path(path)
-        if not location.exists():
-            from endstop.protocol.resolve import resolve_model
+        from endstop.protocol.resolve import resolve_model
 
-            location = resolve_model(str(path), weights=False).path
-        if location.is_dir():
-            return cls._from_directory(location)
-        if location.name == "tokenizer.json":
-            return cls._from_directory(location.parent)
-        return cls._from_gguf(location)
+        model = resolve_model(path, revision=revision, offline=offline, weights=False)
+        return cls._from_gguf(model.path) if model.kind == "gguf" else cls._from_directory(model.path)
 
     @classmethod
     def _from_directory(cls, directory: Path) -> Tokenizer:

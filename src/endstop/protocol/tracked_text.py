@@ -151,7 +151,7 @@ class TrackedText(str):
     def _located(self, pieces: Sequence[str]) -> list[str]:
         """Pieces of a split, each found again behind the one before it."""
         located, at = [], 0
-        text = str(self)
+        text = untracked(self)
         for piece in pieces:
             at = str.index(text, piece, at)
             located.append(part(self, at, at + len(piece)))
@@ -222,7 +222,7 @@ def tracked(text: str, path: Path) -> str:
 
 def untracked(text: str) -> str:
     """The same characters without marks, as a plain str."""
-    return "".join(str.__iter__(text)) if isinstance(text, TrackedText) else text
+    return str.__str__(text)
 
 
 def part(text: str, start: int, end: int) -> str:

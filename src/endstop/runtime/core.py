@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from endstop.outcomes import StopKind
@@ -27,9 +27,10 @@ from endstop.protocol.tokenbytes import TokenBytes
 from endstop.runtime.deliver import delta_of, output_of, text_of, with_text
 from endstop.runtime.requests import Prompt, RequestMaker, RequestOptions
 from endstop.runtime.results import RequestOutput
-from endstop.runtime.sampled import Sampled, scripted
+from endstop.runtime.sampled import Sampled, draw_tokens
 from endstop.runtime.scheduler import Scheduled, Scheduler
 from endstop.runtime.sequence import Request, Sequence
+from endstop.runtime.stats import EngineStats
 from endstop.runtime.token_model import ForwardResult, RowChunk, TokenModel
 from endstop.runtime.trace import TraceStep
 
@@ -37,24 +38,6 @@ logger = logging.getLogger(__name__)
 
 _TOOL_WAIT = 0.01  # seconds that a step may wait when all rows wait for their tools
 _TOOL_THREADS = 4
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counters since the engine was made.
-
-    `rows_computed_after_stop`: rows that were given to the model after their end was recorded. It is
-    counted where the model is called, and stays 0.
-    """
-
-    steps: int = 0
-    tokens_computed: int = 0
-    tokens_sampled: int = 0
-    tokens_forced: int = 0
-    rows_computed_after_stop: int = 0
-    preemptions: int = 0
-    prefix_tokens_reused: int = 0
-    requests_finished: int = 0
 
 
 class EngineCore:
@@ -216,7 +199,7 @@ class EngineCore:
     def _run(self, plan: list[Scheduled]) -> None:
         self._stats.steps += 1
         for batch in [plan] if self.model.capabilities.batched else [[item] for item in plan]:
-            chunks = [_chunk(item) for item in batch]
+            chunks = [item.chunk() for item in batch]
             self._stats.rows_computed_after_stop += sum(item.sequence.finished for item in batch)
             try:
                 result = self.model.forward(chunks)
@@ -256,7 +239,7 @@ class EngineCore:
             with_logits += 1
         if not rows:
             return
-        for sequence, outcome in zip(rows, _draw(rows, ids, places, place, result.logits), strict=True):
+        for sequence, outcome in zip(rows, draw_tokens(rows, ids, places, place, result.logits), strict=True):
             if sequence.request.cancelled:
                 self._end(sequence, "cancelled")
             elif outcome.end is not None:
@@ -459,33 +442,3 @@ class EngineCore:
         if self._tool_threads is None:
             self._tool_threads = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="endstop-tool")
         return self._tool_threads
-
-
-def _draw(
-    rows: list[Sequence], ids: list[int | None], places: list[int], total: int, logits: Any
-) -> list[Sampled]:
-    """One outcome for each row: its scripted id, or a sample from its logits (row `places[i]` of `total`)."""
-    if None not in ids:
-        return [
-            scripted(row, token_id) for row, token_id in zip(rows, ids, strict=True) if token_id is not None
-        ]
-    from endstop.runtime.sampler import sample
-
-    open_rows = [i for i, token_id in enumerate(ids) if token_id is None]
-    wanted = [places[i] for i in open_rows]
-    drawn = iter(sample(logits if len(wanted) == total else logits[wanted], [rows[i] for i in open_rows]))
-    return [
-        next(drawn) if token_id is None else scripted(row, token_id)
-        for row, token_id in zip(rows, ids, strict=True)
-    ]
-
-
-def _chunk(item: Scheduled) -> RowChunk:
-    sequence = item.sequence
-    assert sequence.row is not None
-    start, end = sequence.computed, sequence.computed + item.count
-    tokens = sequence.token_ids[start:end]
-    scores = sequence.request.prompt_logprobs if sequence.index == 0 else None
-    if scores is not None and len(scores) <= min(end, len(sequence.prompt_token_ids) - 1):
-        return RowChunk(sequence.row, tokens, start, "all")
-    return RowChunk(sequence.row, tokens, start, "last" if item.completes else "none")

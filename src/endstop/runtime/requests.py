@@ -130,20 +130,21 @@ class RequestMaker:
         return token_ids
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of bad_words, as vLLM defines them: each word as it stands at the beginning of a
-        text, and behind a space where that is as many tokens and another first one."""
+        """Token sequences of bad_words: each word as at the beginning of a text, and as behind a space.
+
+        vLLM's definition, which takes the second only where it has as many tokens as the first; here it is
+        taken always, so that a word that is one token behind a space and several without is banned too.
+        """
         if not params.bad_words:
             return []
         if self.encode_text is None:
             raise RequestRefused("bad_words needs a tokenizer, this engine has none")
         sequences: list[list[int]] = []
         for word in params.bad_words:
-            plain = self.encode_text(word.lstrip())
-            spaced = self.encode_text(" " + word.lstrip())
-            if plain:
-                sequences.append(plain)
-            if plain and spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
-                sequences.append(spaced)
+            for spelling in (word.lstrip(), " " + word.lstrip()):
+                token_ids = self.encode_text(spelling)
+                if token_ids and token_ids not in sequences:
+                    sequences.append(token_ids)
         return sequences
 
 

@@ -79,8 +79,8 @@ def calculate(expression: str) -> str | None:
     """The value of `expression` as Python would print it, or None where it has none.
 
     Numbers, `+ - * / //`, brackets, and `"text".count("part")`. Commas in numbers are dropped (`1,000`),
-    those in strings are not. None for everything else: syntax errors, other operations, division by zero, values
-    that are not finite, and results of more than LONGEST_RESULT characters.
+    those in strings are not. None for everything else: syntax errors, other operations, division by zero,
+    values that are not finite, and results of more than LONGEST_RESULT characters.
     """
     text = expression.strip()
     if len(text) > LONGEST_EXPRESSION:

@@ -144,7 +144,7 @@ def cycle_model(
         for i, text in enumerate(vocabulary)
         if text.startswith("<|")
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     _write(
         directory / "tokenizer.json",
         {

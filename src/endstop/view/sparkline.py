@@ -26,7 +26,7 @@ def sparkline(values: Sequence[float | None], width: int = 60, blocks: str = BLO
         if not known:
             marks.append(" ")
             continue
-        marks.append(blocks[min(len(blocks) - 1, int(log_height(max(known), floor) * len(blocks)))])
+        marks.append(blocks[min(len(blocks) - 1, int(log_height(max(known), floor) * len(blocks) + 1e-9))])
     return "".join(marks)
 
 

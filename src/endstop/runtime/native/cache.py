@@ -2,7 +2,7 @@
 
 Slots lie side by side in one tensor for each layer, so that rows in neighbouring slots are one view and
 attention for a whole batch reads the cache without copying it. Rows are moved between slots so that the rows
-which decode together are neighbours (`bring_to_front`). Keys are stored as [kv_heads, head_dim, capacity]:
+which decode together are neighbours (`bring_together`). Keys are stored as [kv_heads, head_dim, capacity]:
 scores of a batch are then a product of two views that CPUs compute about twice as fast as with keys
 stored like values, [kv_heads, capacity, head_dim].
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,11 +23,27 @@ from torch import Tensor
 # and not for each length, and results do not depend on neighbours that are a little longer.
 LENGTH_STEP = 32
 _FIRST_CAPACITY = 256
+# Making the views of all layers takes as long as some products; those of recent calls are kept.
+_KEPT_VIEWS = 64
 
 
 def round_up(length: int) -> int:
     """The smallest multiple of LENGTH_STEP that holds `length` tokens, at least one step."""
     return max(1, -(-length // LENGTH_STEP)) * LENGTH_STEP
+
+
+@dataclass(slots=True)
+class LayerView:
+    """The cache of one layer for some neighbouring slots.
+
+    keys: [rows, kv_heads, head_dim, capacity], values: [rows, kv_heads, capacity, head_dim];
+    flat_keys, flat_values: the same with rows and heads on one axis.
+    """
+
+    keys: Tensor
+    values: Tensor
+    flat_keys: Tensor
+    flat_values: Tensor
 
 
 class SlotCache:
@@ -55,6 +72,7 @@ class SlotCache:
         self._length: dict[int, int] = {}
         self._free: set[int] = set()
         self._handles = itertools.count()
+        self._views: dict[tuple[int, int], list[LayerView]] = {}
         self.bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
 
     def __len__(self) -> int:
@@ -133,21 +151,39 @@ class SlotCache:
             self._free.remove(slot)
             self._slot[row] = slot
 
-    def bring_to_front(self, rows: Sequence[int]) -> None:
-        """Move rows so that these occupy the first slots, in any order. All of them must have slots."""
-        strangers = {slot: row for row, slot in self._slot.items() if slot < len(rows)}
-        outside = []
-        for row in rows:
-            if strangers.pop(self._slot[row], None) is None:
-                outside.append(row)
-        if not outside:
+    def bring_together(self, rows: Sequence[int]) -> None:
+        """Move rows so that these lie side by side, in any order. All of them must have slots."""
+        slots = sorted(self._slot[row] for row in rows)
+        if slots[-1] - slots[0] == len(rows) - 1:
             return
-        holes = [slot for slot in self._free if slot < len(rows)]
-        for row in outside:
+        # Of all places for them, the one where most of them lie already.
+        starts = [min(slot, self.slots - len(rows)) for slot in slots]
+        first = max(starts, key=lambda start: sum(start <= slot < start + len(rows) for slot in slots))
+        place = range(first, first + len(rows))
+        strangers = [row for row in self._slot.keys() - set(rows) if self._slot[row] in place]
+        holes = [slot for slot in place if slot in self._free]
+        for row in rows:
+            if self._slot[row] in place:
+                continue
             if holes:
                 self._move(row, holes.pop())
             else:
-                self._swap(row, strangers.popitem()[1])
+                self._swap(row, strangers.pop())
+
+    def views(self, slot: int, rows: int) -> list[LayerView]:
+        """The cache of `rows` slots from `slot` on, for every layer."""
+        found = self._views.get((slot, rows))
+        if found is None:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            found = self._views[slot, rows] = [
+                LayerView(key, value, key.flatten(0, 1), value.flatten(0, 1))
+                for key, value in (
+                    (key[slot : slot + rows], value[slot : slot + rows])
+                    for key, value in zip(self.keys, self.values, strict=True)
+                )
+            ]
+        return found
 
     def _bytes(self, slots: int, length: int) -> int:
         return slots * round_up(length) * self.bytes_per_token if slots and length else 0
@@ -171,6 +207,7 @@ class SlotCache:
 
     def _reallocate(self, slots: int, capacity: int) -> None:
         """Move all rows, packed together, into new storage; layer by layer, so that the peak stays low."""
+        self._views.clear()
         order = sorted(self._slot, key=self._slot.__getitem__)
         old = [self._slot[row] for row in order]
         used = max((self._length[row] for row in order), default=0)

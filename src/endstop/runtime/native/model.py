@@ -18,9 +18,9 @@ from torch.nn import functional
 from endstop.models import ops
 from endstop.models.config import DecoderConfig, RopeConfig
 from endstop.models.load import EMBEDDING, HEAD, load_state_dict, read_config
-from endstop.runtime.native.cache import SlotCache
+from endstop.runtime.native.cache import LayerView, SlotCache
 from endstop.runtime.native.rotation import RotationTable
-from endstop.runtime.native.segments import Segment, lay_out
+from endstop.runtime.native.segments import Block, Segment, lay_out
 from endstop.runtime.native.weights import LayerWeights, check_state_dict, fuse_weights
 from endstop.runtime.token_model import Capabilities, ForwardResult, RowChunk
 
@@ -240,9 +240,9 @@ class NativeModel:
         inner = layer.up(layer.before_mlp(x))
         if self.config.gated:
             gate, up = inner.chunk(2, dim=-1)
-            inner = ops.mlp_inner(gate, up, self.config.activation)
+            inner = ops.activate(gate, self.config.activation).mul_(up)
         else:
-            inner = ops.mlp_inner(inner, None, self.config.activation)
+            inner = ops.activate(inner, self.config.activation)
         if layer.after_mlp is None:
             return layer.down.plus(inner, x)
         return x + layer.after_mlp(layer.down(inner))
@@ -252,23 +252,23 @@ class NativeModel:
     ) -> Tensor:
         """Store keys and values of all tokens, then attend by segments: [N, heads * head_dim]."""
         config = self.config
-        heads, turned_heads = (
-            config.num_attention_heads,
-            config.num_attention_heads + config.num_key_value_heads,
-        )
+        heads = config.num_attention_heads
+        turned_heads = heads + config.num_key_value_heads
         qkv = layer.qkv(x).view(len(x), -1, config.head_dim)
         pairs = self._normed_heads(index, layer, qkv[:, :turned_heads].float())
         rotated = torch.view_as_complex(pairs.view(*pairs.shape[:2], -1, 2)) * turn
-        query_key = torch.view_as_real(rotated).flatten(-2).to(self.dtype)
-        keys, values = self.cache.keys[index], self.cache.values[index]
+        query_key = torch.view_as_real(rotated).flatten(-2)
+        # Keys are rounded to the cache's dtype when they are stored, which saves a copy.
+        query, key, value = query_key[:, :heads].to(self.dtype), query_key[:, heads:], qkv[:, turned_heads:]
+        if len(segments) == 1:
+            segments[0].write(index, key, value)
+            return self._attend(index, segments[0], query)
         mixed = []
         for segment in segments:
             tokens = slice(segment.offset, segment.offset + segment.rows * segment.tokens)
-            slots = slice(segment.slot, segment.slot + segment.rows)
-            key_slots, value_slots = keys[slots], values[slots]
-            segment.write(key_slots, value_slots, query_key[tokens, heads:], qkv[tokens, turned_heads:])
-            mixed.append(self._attend(index, segment, query_key[tokens, :heads], key_slots, value_slots))
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+            segment.write(index, key[tokens], value[tokens])
+            mixed.append(self._attend(index, segment, query[tokens]))
+        return torch.cat(mixed)
 
     def _normed_heads(self, index: int, layer: LayerWeights, heads: Tensor) -> Tensor:
         """The norm of q and k, float32 [N, heads + kv_heads, head_dim]."""
@@ -283,33 +283,34 @@ class NativeModel:
         heads = functional.rms_norm(heads, (config.head_dim,), None, eps)
         return heads if layer.qk_norm is None else heads * layer.qk_norm
 
-    def _attend(self, index: int, segment: Segment, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, index: int, segment: Segment, query: Tensor) -> Tensor:
         """Grouped-query attention of [rows * tokens, heads, head_dim] -> [rows * tokens, heads * head_dim].
 
-        keys: [rows, kv_heads, head_dim, capacity], values: [rows, kv_heads, capacity, head_dim]. The query
-        heads of a group are stacked as if they were more queries, so that keys and values are read once.
+        The query heads of a group are stacked as if they were more queries, so that keys and values are read
+        once for all of them.
         """
         config = self.config
-        rows, kv_heads, groups, size = (
-            segment.rows,
-            config.num_key_value_heads,
-            config.kv_groups,
-            config.head_dim,
-        )
-        query = query.view(rows, segment.tokens, kv_heads, groups, size).permute(0, 2, 3, 1, 4)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        results = []
-        for block in segment.blocks[config.layer_types[index]]:
-            count = block.end - block.begin
-            queries = query[:, :, :, block.begin : block.end].reshape(rows * kv_heads, groups * count, size)
-            scores = ops.softcap(
-                torch.bmm(queries, keys[:, :, block.first : block.last]), config.attention_logit_softcap
-            )
-            scores.view(rows, kv_heads, groups, count, -1).add_(block.mask)
-            result = torch.bmm(scores.softmax(-1), values[:, block.first : block.last])
-            results.append(result.view(rows, kv_heads, groups, count, size))
-        mixed = results[0] if len(results) == 1 else torch.cat(results, dim=3)
-        return mixed.permute(0, 3, 1, 2, 4).reshape(rows * segment.tokens, -1)
+        view, blocks = segment.views[index], segment.blocks[config.layer_types[index]]
+        rows, tokens, groups = segment.rows, segment.tokens, config.kv_groups
+        if tokens == 1:
+            stacked = query.reshape(-1, groups, config.head_dim)
+            return self._attend_block(stacked, view, blocks[0], rows).view(rows, -1)
+        stacked = query.view(rows, tokens, -1, groups, config.head_dim).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        mixed = torch.empty_like(stacked)
+        for block in blocks:
+            part = stacked[:, :, block.begin : block.end]
+            result = self._attend_block(part.flatten(1, 2), view, block, rows)
+            mixed[:, :, block.begin : block.end] = result.view(part.shape)
+        return mixed.view(rows, -1, *mixed.shape[1:]).permute(0, 3, 1, 2, 4).reshape(rows * tokens, -1)
+
+    def _attend_block(self, queries: Tensor, view: LayerView, block: Block, rows: int) -> Tensor:
+        """Attention of [rows * kv_heads, groups * queries, head_dim]; the result has the same shape."""
+        config = self.config
+        length = block.last - block.first
+        scores = torch.bmm(queries, view.flat_keys.narrow(2, block.first, length))
+        scores = ops.softcap(scores, config.attention_logit_softcap)
+        scores.view(rows, config.num_key_value_heads, config.kv_groups, -1, length).add_(block.mask)
+        return torch.bmm(scores.softmax(-1), view.flat_values.narrow(1, block.first, length))
 
 
 def _wanted(chunks: Sequence[RowChunk], order: list[int]) -> list[int]:

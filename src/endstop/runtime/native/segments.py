@@ -14,7 +14,7 @@ from torch import Tensor
 
 from endstop.models import ops
 from endstop.models.config import DecoderConfig, LayerType
-from endstop.runtime.native.cache import LENGTH_STEP, SlotCache, round_up
+from endstop.runtime.native.cache import LENGTH_STEP, LayerView, SlotCache, round_up
 from endstop.runtime.token_model import RowChunk
 
 # Rows that add up to this many tokens attend together even if their lengths differ.
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(slots=True)
 class Segment:
-    """`rows` rows in the slots from `slot` on, `tokens` new tokens each, from `offset` of the flat axis on.
+    """`rows` rows in neighbouring slots, `tokens` new tokens each, from `offset` of the flat axis on.
 
     start: computed tokens of the rows before this call if that is the same for all, else None;
     then positions holds the new tokens' positions, int64 [rows, tokens].
@@ -48,29 +48,34 @@ class Segment:
     offset: int
     rows: int
     tokens: int
-    slot: int
+    views: list[LayerView]
     start: int | None
     positions: Tensor
     row_index: Tensor
     blocks: dict[LayerType, list[Block]]
 
-    def write(self, key_slots: Tensor, value_slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store new keys and values, [rows * tokens, kv_heads, head_dim], in views of the segment's slots."""
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store a layer's new keys (float32) and values, [rows * tokens, kv_heads, head_dim]."""
+        view = self.views[layer]
+        if self.start is not None and self.tokens == 1:
+            view.keys.select(3, self.start).copy_(key)
+            view.values.select(2, self.start).copy_(value)
+            return
         shape = (self.rows, self.tokens, *key.shape[1:])
         key, value = key.view(shape), value.view(shape)
         if self.start is None:
-            key_slots[self.row_index, :, :, self.positions] = key
-            value_slots[self.row_index, :, self.positions] = value
+            view.keys[self.row_index, :, :, self.positions] = key.to(view.keys.dtype)
+            view.values[self.row_index, :, self.positions] = value
             return
         end = self.start + self.tokens
-        key_slots[:, :, :, self.start : end] = key.permute(0, 2, 3, 1)
-        value_slots[:, :, self.start : end] = value.transpose(1, 2)
+        view.keys[:, :, :, self.start : end] = key.permute(0, 2, 3, 1)
+        view.values[:, :, self.start : end] = value.transpose(1, 2)
 
 
 def lay_out(
     chunks: Sequence[RowChunk], cache: SlotCache, config: DecoderConfig, dtype: torch.dtype
 ) -> tuple[list[int], list[Segment]]:
-    """Order of the chunks on the flat axis and their segments. Rows that decode are moved to the front."""
+    """Order of the chunks on the flat axis and their segments. Rows that decode are brought together."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, chunk in enumerate(chunks):
         tokens = len(chunk.tokens)
@@ -79,7 +84,7 @@ def lay_out(
         (group for (tokens, _), group in groups.items() if tokens <= _SHORT_CHUNK), key=len, default=[]
     )
     if len(largest) > 1:
-        cache.bring_to_front([chunks[index].row for index in largest])
+        cache.bring_together([chunks[index].row for index in largest])
 
     order: list[int] = []
     segments: list[Segment] = []
@@ -88,8 +93,8 @@ def lay_out(
         group.sort(key=lambda index: cache.slot(chunks[index].row))
         for run in _neighbours(group, [cache.slot(chunks[index].row) for index in group]):
             starts = [chunks[index].start for index in run]
-            slot = cache.slot(chunks[run[0]].row)
-            segments.append(_segment(offset, slot, tokens, starts, config, dtype, cache.keys[0].device))
+            views = cache.views(cache.slot(chunks[run[0]].row), len(run))
+            segments.append(_segment(offset, views, tokens, starts, config, dtype))
             offset += len(run) * tokens
             order += run
     return order, segments
@@ -108,13 +113,13 @@ def _neighbours(items: list[int], slots: list[int]) -> list[list[int]]:
 
 def _segment(
     offset: int,
-    slot: int,
+    views: list[LayerView],
     tokens: int,
     starts: list[int],
     config: DecoderConfig,
     dtype: torch.dtype,
-    device: torch.device,
 ) -> Segment:
+    device = views[0].keys.device
     same = min(starts) == max(starts)
     rows = len(starts)
     begins = torch.tensor(starts[:1] if same else starts, device=device)
@@ -137,7 +142,7 @@ def _segment(
         offset,
         rows,
         tokens,
-        slot,
+        views,
         starts[0] if same else None,
         queries.expand(rows, tokens),
         row_index,
