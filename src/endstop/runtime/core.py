@@ -93,7 +93,7 @@ class EngineCore:
         self._waiting: set[Sequence] = set()  # their tool runs
         self._lock = threading.RLock()  # held by the one thread that steps
         self._in_step = False
-        self._closed = False
+        self._closed = threading.Event()
         self._wake = threading.Event()  # a tool has finished, something arrived or was cancelled
         self._tool_threads: ThreadPoolExecutor | None = None
 
@@ -123,14 +123,14 @@ class EngineCore:
 
     def submit(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`add` for callers that follow the request itself."""
-        if self._closed:
+        if self._closed.is_set():
             raise RequestRefused("the engine is closed")
         request = self.maker.make(prompt, params, options)
         if self._requests.setdefault(request.id, request) is not request:
             raise RequestRefused(f"the request id {request.id!r} is in use")
         self._arrived.append(request)
         self._wake.set()
-        if self._closed:  # closed in between: nobody would step for it
+        if self._closed.is_set():  # closed in between: nobody would step for it
             self.cancel([request])
         return request
 
@@ -449,7 +449,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Cancel what is unfinished, free every row, end the tool threads. Refuses requests from then on."""
-        self._closed = True
+        self._closed.set()
         with self._lock:
             self.cancel(list(self._requests.values()))
             self.scheduler.clear_cache()
