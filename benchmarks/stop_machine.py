@@ -39,7 +39,9 @@ def row_seconds(stops: StopSet, params: SamplingParams, pieces: TokenBytes, ids:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/stop_machine.json"))
     options = parser.parse_args()

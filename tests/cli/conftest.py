@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-COMMAND = [sys.executable, "-m", "endstop"]
+COMMAND = [sys.executable, "-m", "endstop.cli"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -19,7 +19,7 @@ def test_chat_streams_only_the_answer_to_stdout(endstop: Run, three: Path) -> No
     assert lines[0] == "finish_reason stop, stop_kind turn_end, stop_reason 2 <|im_end|>"
     assert lines[1] == "P(stop) 1e-6 ▂▂▂█ 1, highest 0.998 at token 4 of 4"
     assert re.fullmatch(
-        r"4 tokens in \d+\.\d\d s, \d+\.\d tokens per second, first after \d+\.\d\d s; prompt 33 tokens",
+        r"4 tokens in \d+\.\d\d s, \d+\.\d tokens per second, first after \d+\.\d\d s; prompt 21 tokens",
         lines[2],
     ), lines[2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -185,6 +186,19 @@ ADDED_TOKENS = (
     "<｜tool▁outputs▁end｜>",
     "<｜tool▁output▁begin｜>",
     "<｜tool▁output▁end｜>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|START_OF_TURN_TOKEN|>",
+    "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>",
+    "<|SYSTEM_TOKEN|>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "[gMASK]",
+    "<sop>",
+    "<|observation|>",
+    "<|turn>",
+    "<turn|>",
+    "<end_of_utterance>",
 )
 # Added tokens that are not special, as Qwen has them.
 PLAIN_ADDED_TOKENS = (
@@ -210,6 +224,20 @@ SPECIALS = {
     "zephyr": ("<s>", "</s>"),
     "alpaca": ("<s>", "</s>"),
     "vicuna": ("<s>", "</s>"),
+}
+
+# eos of the families among trl's templates, by the beginning of the file's name.
+TRL_EOS = {
+    "cohere": "<|END_OF_TURN_TOKEN|>",
+    "deepseek": "<｜end▁of▁sentence｜>",
+    "gemma": "<eos>",
+    "glm": "<|user|>",
+    "gptoss": "<|return|>",
+    "llama": "<|eot_id|>",
+    "phi": "<|endoftext|>",
+    "idefics": "<end_of_utterance>",
+    "smolvlm": "<end_of_utterance>",
+    "llava": "</s>",
 }
 
 _TRAINING_TEXT = [
@@ -255,8 +283,6 @@ def special_token_variables(tokenizer: Any) -> dict[str, str | None]:
 
 def endstop_tokenizer(template: str, bos: str = "<s>", eos: str = "<|im_end|>") -> Any:
     """The same tokenizer on our side."""
-    import json
-
     from endstop.protocol.tokenizer import Tokenizer
 
     return Tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -26,6 +27,7 @@ PARTS = [
     "text",
 ]
 
+
 @st.composite
 def texts(draw):
     return "".join(draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=8))).encode()
@@ -34,7 +36,7 @@ def texts(draw):
 def outcome(data, cuts, *, opened, parallel, scope, include):
     """The row for `data`, divided into tokens at `cuts`."""
     borders = sorted({cut for cut in cuts if cut < len(data)} | {0, len(data)})
-    pieces = [data[begin:end] for begin, end in zip(borders, borders[1:], strict=False)]
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(borders)]
     params = SamplingParams(stop=["END", "</think>"], stop_scope=scope, include_stop_str_in_output=include)
     machine = StopMachine(
         StopSet.of({}),

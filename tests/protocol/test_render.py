@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
 import chat_cases
+import jinja2
 import pytest
 from chat_cases import (
     CONVERSATIONS,
@@ -147,15 +149,26 @@ def test_content_and_terminator_of_every_turn(name: str, expected: list[str]) ->
 
 
 def test_the_run_of_specials_up_to_the_terminator_is_supervised_with_it() -> None:
-    phi = ChatRenderer(endstop_tokenizer(chat_cases.FAMILIES["phi3"], "<s>", "<|endoftext|>"))
-    assert shown(phi.render(TURNS[:2])) == ["yo<|end|>\n<|endoftext|>"]
-    # In history the tokenizer's eos is not written, and <|end|> was not declared: not to be guessed.
-    assert "no terminator" in str(phi.render(TURNS).refusal)
-    end = phi.tokenizer.token_to_id("<|end|>")
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|><|im_end|>\n{% endfor %}"
+    chosen = ChatRenderer(endstop_tokenizer(template))
+    assert shown(chosen.render(TURNS)) == ["yo<|end|><|im_end|>", "ok then<|end|><|im_end|>"]
+    end = chosen.tokenizer.token_to_id("<|end|>")
     assert end is not None
-    declared = StopSet.of({end: "turn_end"})
-    known = ChatRenderer(phi.tokenizer, stops=declared)
-    assert shown(known.render(TURNS)) == ["yo<|end|>", "ok then<|end|>"]
+    declared = ChatRenderer(chosen.tokenizer, stops=StopSet.of({end: "turn_end"}))
+    assert shown(declared.render(TURNS)) == ["yo<|end|>", "ok then<|end|>"]
+
+
+def test_only_the_terminator_is_a_label_where_more_follows_at_the_very_end() -> None:
+    phi = ChatRenderer(endstop_tokenizer(chat_cases.FAMILIES["phi3"], "<s>", "<|endoftext|>"))
+    rendered = phi.render(TURNS)
+    assert rendered.text.endswith("ok then<|end|>\n<|endoftext|>")
+    assert shown(rendered) == ["yo<|end|>", "ok then<|end|>"]
+    eos = phi.tokenizer.eos_token_id
+    assert eos is not None
+    # With a stop set that knows the eos only, earlier turns have no end: not to be guessed.
+    only_eos = ChatRenderer(phi.tokenizer, stops=[eos])
+    assert "no terminator" in str(only_eos.render(TURNS).refusal)
+    assert shown(only_eos.render(TURNS[:2])) == ["yo<|end|>\n<|endoftext|>"]
 
 
 def test_newlines_behind_the_terminator_are_not_supervised() -> None:
@@ -328,6 +341,31 @@ def test_a_prompt_alone_has_nothing_to_supervise() -> None:
     assert rendered.refusal is None
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "qwen2_5", "mistral_v3_tools"])
+def test_a_generation_prompt_behind_it_changes_nothing_for_history(name: str) -> None:
+    history = [
+        user("w?"),
+        assistant("", tool_calls=[call("get_weather", {"city": "Rome"})]),
+        tool("rain"),
+        assistant("yo"),
+        user("bye"),
+    ]
+    messages = history if name in ("qwen2_5", "mistral_v3_tools") else [*TURNS, user("so")]
+    without = renderer(name).render(messages)
+    prompted = renderer(name).render(messages, add_generation_prompt=True)
+    assert shown(prompted) == shown(without)
+    assert prompted.mask is not None
+    assert without.mask is not None
+    assert prompted.mask[: len(without.mask)] == without.mask
+
+
+def test_a_header_that_is_no_generation_prompt_is_not_supervised() -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    rendered = ChatRenderer(endstop_tokenizer(template)).render(TURNS)
+    # The blank is part of the first word's token.
+    assert shown(rendered) == [" yo<|im_end|>", " ok then<|im_end|>"]
+
+
 def test_an_open_turn_is_supervised_without_an_end() -> None:
     rendered = renderer("chatml").render([user("hi"), assistant("well")], continue_final_message=True)
     assert shown(rendered) == ["well"]
@@ -341,7 +379,8 @@ def test_spans_of_messages() -> None:
     rendered = renderer("chatml").render([system("Be brief."), *TURNS[:2]])
     spans = rendered.message_spans
     assert [rendered.text[a:b] for span in spans for a, b in span.content] == ["Be brief.", "hi", "yo"]
-    assert [rendered.text[span.whole[0] : span.whole[1]] for span in spans if span.whole] == [
+    wholes = [span.whole for span in spans]
+    assert [rendered.text[span[0] : span[1]] for span in wholes if span] == [
         "<|im_start|>system\nBe brief.<|im_end|>\n",
         "<|im_start|>user\nhi<|im_end|>\n",
         "<|im_start|>assistant\nyo<|im_end|>\n",
@@ -377,10 +416,10 @@ def test_spans_are_right_where_templates_trim_move_drop_and_escape(
 
 def test_whole_spans_are_left_out_where_there_is_no_such_place() -> None:
     rendered = renderer("gemma").render([system("s"), user("hi"), assistant("yo")])
-    assert rendered.message_spans[0].whole is None  # moved into the user turn
-    assert rendered.message_spans[1].whole is None
-    assert rendered.message_spans[2].whole is not None
-    start, end = rendered.message_spans[2].whole
+    wholes = [span.whole for span in rendered.message_spans]
+    assert wholes[:2] == [None, None]  # the first is moved into the second
+    assert wholes[2] is not None
+    start, end = wholes[2]
     assert rendered.text[start:end] == "<start_of_turn>model\nyo<end_of_turn>\n"
 
 
@@ -400,6 +439,7 @@ def test_a_model_with_a_template_for_tools_uses_it() -> None:
     chosen = ChatRenderer(both, stops=[4])
     assert chosen.render([user("x")]).text == "plain"
     assert chosen.render([user("x")], tools=[WEATHER]).text == "with tools"
+    assert ChatRenderer(both, "tool_use", stops=[4]).render([user("x")]).text == "with tools"
     odd = Tokenizer(base.json, templates={"rag": "x", "tool_use": "y"})
     with pytest.raises(MissingTemplate, match="rag, tool_use"):
         ChatRenderer(odd, stops=[4]).render([user("x")])
@@ -411,6 +451,36 @@ def test_messages_of_the_caller_stay_as_they_are() -> None:
     rendered = renderer("qwen3").render(messages)
     assert rendered.mask is not None
     assert messages == before
+
+
+@dataclasses.dataclass
+class Message:
+    role: str
+    content: str
+
+
+@dataclasses.dataclass
+class Conversation:
+    messages: list[Message]
+
+
+def test_messages_may_be_objects() -> None:
+    chat = Conversation([Message("user", "hi"), Message("assistant", "yo")])
+    rendered = renderer("chatml").render(chat)  # type: ignore[arg-type]
+    assert shown(rendered) == ["yo<|im_end|>"]
+    assert [span.role for span in rendered.message_spans] == ["user", "assistant"]
+    [sample] = renderer("chatml").render_turns(chat.messages)
+    assert sample.ids == rendered.ids
+
+
+def test_what_is_no_text_is_refused_in_words() -> None:
+    with pytest.raises(RenderRefused, match="surrogate"):
+        renderer("chatml").render([user("a\ud800b")])
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RenderRefused, match="RecursionError"):
+        renderer("chatml").render([user(deep)])
 
 
 # Properties
@@ -466,3 +536,42 @@ def test_no_template_gets_text_of_others_into_the_mask(name: str) -> None:
                     continue
                 assert "Ж" not in "".join(shown(sample))
                 assert any(sample.mask)
+
+
+@pytest.mark.skipif(not chat_cases.TRL, reason="trl is not installed, its templates are read as data")
+def test_masks_agree_with_the_hand_made_ones_of_trl_but_for_headers_and_blanks() -> None:
+    """trl ships a second version of many templates with `{% generation %}` written in by hand."""
+    compared = equal = 0
+    for name, template in chat_cases.TRL.items():
+        by_hand = chat_cases.TRL.get(f"{name}_training")
+        if by_hand is None:
+            continue
+        eos = next(
+            (e for start, e in chat_cases.TRL_EOS.items() if name.startswith(f"trl-{start}")), "<|im_end|>"
+        )
+        chosen = ChatRenderer(endstop_tokenizer(template, "<s>", eos))
+        reference = transformers_tokenizer(by_hand, "<s>", eos)
+        for title in ("turns", "tools", "thinking-field"):
+            try:
+                ours = chosen.render(CONVERSATIONS[title], now=NOW)
+                theirs = reference.apply_chat_template(
+                    CONVERSATIONS[title], return_assistant_tokens_mask=True
+                )
+            except (RenderRefused, ValueError, TypeError, LookupError, jinja2.TemplateError):
+                continue
+            if ours.mask is None or ours.ids != theirs["input_ids"]:
+                continue
+            compared += 1
+            hand = theirs["assistant_masks"]
+            equal += ours.mask == hand
+            assert all(b for a, b in zip(ours.mask, hand, strict=True) if a), (name, title)
+            left = "".join(
+                ours.text[start:end]
+                for (start, end), a, b in zip(ours.offsets, ours.mask, hand, strict=True)
+                if b and not a
+            )
+            for scaffold in ("<｜Assistant｜>", "<think>", "</think>", eos):
+                left = left.replace(scaffold, "")
+            assert left.strip() == "", (name, title, left)
+    assert compared >= 30
+    assert equal >= 5

@@ -227,6 +227,7 @@ def test_cancelled_at_any_step_one_result_and_nothing_left(data: st.DataObject) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @given(st.data())
 @thorough
 def test_a_row_depends_on_its_request_only_2000(data: st.DataObject) -> None:
@@ -234,6 +235,7 @@ def test_a_row_depends_on_its_request_only_2000(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @given(st.data())
 @thorough
 def test_cancelled_at_any_step_one_result_and_nothing_left_2000(data: st.DataObject) -> None:

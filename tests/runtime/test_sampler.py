@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from endstop import SamplingParams
+from endstop.runtime.distribution import invert, invert_listed, restricted, weights_of
 from endstop.runtime.draw import uniform
-from endstop.runtime.sampler import banned_by_bad_words, inverted, keep_largest, sample, shaped
+from endstop.runtime.sampler import banned_by_bad_words, sample
 
 NO = float("-inf")
 
@@ -36,7 +37,13 @@ class Row:
 
 
 def probabilities(logits: list[float], **params: Any) -> list[float]:
-    return torch.softmax(shaped(torch.tensor([logits]), [SamplingParams(**params)]), -1)[0].tolist()
+    """The whole processed distribution."""
+    own = [SamplingParams(**params)]
+    weights = weights_of(torch.tensor([logits], dtype=torch.float32), own)
+    ids, kept = restricted(weights, own)
+    assert ids[kept > 0].tolist() == sorted(ids[kept > 0].tolist())
+    found = torch.zeros_like(weights).scatter_add(-1, ids, kept)[0]
+    return (found / found.sum()).tolist()
 
 
 @pytest.mark.parametrize(
@@ -69,21 +76,51 @@ def test_equal_logits_keep_an_exact_number_and_the_lower_ids() -> None:
     assert probabilities([5, 5], temperature=1e-9, top_k=1) == [1, 0]
 
 
-def test_a_nucleus_wider_than_the_first_candidates_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 77}, {"top_k": 99, "top_p": 0.97}]
+)
+def test_the_length_of_the_candidate_list_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(0)).tolist()[0]
-    whole = probabilities(logits, top_p=0.9)
-    monkeypatch.setattr("endstop.runtime.sampler.TOP_P_CANDIDATES", 4)
-    assert probabilities(logits, top_p=0.9) == whole
-    assert 4 < sum(p > 0 for p in whole) < 300
+    listed = probabilities(logits, **params)
+    assert 64 < sum(p > 0 for p in listed) < 300
+    monkeypatch.setattr("endstop.runtime.distribution.CANDIDATES", ())
+    assert probabilities(logits, **params) == pytest.approx(listed, abs=1e-9)
+    monkeypatch.setattr("endstop.runtime.distribution.CANDIDATES", (4, 70, 80))
+    assert probabilities(logits, **params) == pytest.approx(listed, abs=1e-9)
 
 
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
-def test_keep_largest_against_a_sort(logits: list[int], count: int) -> None:
-    count = min(count, len(logits))
-    kept = keep_largest(torch.tensor([logits], dtype=torch.float32), torch.tensor([count]))[0]
-    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:count]
-    assert [i for i in range(len(logits)) if kept[i] > NO] == sorted(order)
+def naive(logits: list[float], min_p: float, top_k: int, top_p: float) -> set[int]:
+    """The ids that stay, by the definitions."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    mass = [math.exp(logits[i] - logits[order[0]]) for i in order]
+    count = sum(m >= min_p for m in mass)
+    if top_k:
+        count = min(count, top_k)
+    total = sum(mass[:count])
+    if top_p < 1:
+        count = next(
+            n for n in range(1, count + 1) if sum(mass[:n]) >= top_p * total * (1 - 1e-9) or n == count
+        )
+    return set(order[:count])
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.05, 0.4]),
+    st.integers(0, 12),
+    st.sampled_from([0.31, 0.55, 0.83, 1.0]),
+    st.sampled_from([(), (1,), (2, 5), (3,)]),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_kept_against_the_definitions(
+    logits: list[int], min_p: float, top_k: int, top_p: float, lists: tuple[int, ...]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("endstop.runtime.distribution.CANDIDATES", lists)
+        kept = probabilities([float(x) for x in logits], min_p=min_p, top_k=top_k, top_p=top_p)
+    assert {i for i, p in enumerate(kept) if p > 0} == naive([float(x) for x in logits], min_p, top_k, top_p)
 
 
 def test_draws_are_fixed_for_all_platforms() -> None:
@@ -100,7 +137,20 @@ def test_draws_are_fixed_for_all_platforms() -> None:
 
 def test_inversion_takes_the_first_id_whose_cumulative_mass_exceeds_the_draw() -> None:
     weights = torch.tensor([[0.0, 0.25, 0.0, 0.75]]).repeat(5, 1)
-    assert inverted(weights, [0.0, 0.2499, 0.25, 0.9, 1 - 2**-52]) == [1, 1, 3, 3, 3]
+    draws = [0.0, 0.2499, 0.25, 0.9, 1 - 2**-52]
+    assert invert(weights, draws) == [1, 1, 3, 3, 3]
+    assert invert_listed(torch.tensor([[0, 1, 2, 3]] * 5), weights, draws) == [1, 1, 3, 3, 3]
+
+
+@given(st.integers(1, 1100), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=100, deadline=None)
+def test_inversion_by_blocks_equals_one_cumulative_sum(size: int, salt: int, draw: float) -> None:
+    generator = torch.Generator().manual_seed(salt)
+    # Multiples of 2**-10: every sum is exact, so that both ways must agree.
+    weights = torch.randint(0, 3, (1, size), generator=generator).float() / 1024
+    weights[0, salt % size] += 1 / 1024
+    assert invert(weights, [draw]) == invert_listed(torch.arange(size)[None], weights, [draw])
+    assert weights[0, invert(weights, [draw])[0]] > 0
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -251,3 +301,21 @@ def test_the_logits_given_are_not_changed() -> None:
     params = SamplingParams(logit_bias={2: 9.0}, repetition_penalty=2.0, top_k=1, top_p=0.5, min_p=0.1)
     sample(logits, [Row(params, bans=frozenset({0}))])
     assert logits.tolist() == [[2.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "possible"),
+    [
+        ([1.0, 2.0, NO], {"temperature": 1e39}, {0, 1}),
+        ([1.0, 2.0, NO], {"temperature": 5e-324}, {1}),
+        ([0.0, 2.0, -3.0], {"repetition_penalty": 1e300}, {0, 1, 2}),
+        ([0.0, 2.0, -3.0], {"repetition_penalty": 1e300, "temperature": 0.0}, {0, 1}),
+        ([1.0, 20.0, -3.0], {"repetition_penalty": 1e-38}, {1}),
+        ([3e38, 20.0, -3e38], {"repetition_penalty": 1e-320}, {0}),
+    ],
+)
+def test_extreme_values_leave_a_distribution(
+    logits: list[float], params: dict[str, Any], possible: set[int]
+) -> None:
+    rows = [Row(SamplingParams(**params), [0, 1], seed=seed) for seed in range(20)]
+    assert {out.token_id for out in sample(torch.tensor([logits] * 20), rows)} <= possible

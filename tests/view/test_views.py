@@ -185,7 +185,7 @@ def test_scale() -> None:
     assert [log_height(value, -4) for value in (1.0, 0.01, 1e-4, 1e-9, 0.0)] == [1.0, 0.5, 0.0, 0.0, 0.0]
     assert [strength(value) for value in (None, 1e-5, 1e-2, 1.0)] == [0.0, 0.0, 0.5, 1.0]
     shown = [percent(value) for value in (None, 0.0, 1.0, 0.0344, 2.14e-7, 1e-12)]
-    assert shown == ["–", "0", "1", "0.034", "2.1e-07", "1e-12"]
+    assert shown == ["–", "0", "1", "0.034", "2.1e-7", "1e-12"]
 
 
 def test_marks() -> None:

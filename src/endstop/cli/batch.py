@@ -136,7 +136,10 @@ def run_batch(session: Session, items: list[Item], params: SamplingParams, strea
 
 def _add(session: Session, index: int, item: Item, params: SamplingParams, finish: Any) -> str:
     engine = session.llm.engine
-    options = {"request_id": f"prompt-{index}", "on_output": lambda result: finish(index, result)}
+    options: dict[str, Any] = {
+        "request_id": f"prompt-{index}",
+        "on_output": lambda result: finish(index, result),
+    }
     if isinstance(item, str):
         return engine.add(item, params, **options)
     return engine.add_chat(item, params, **options)

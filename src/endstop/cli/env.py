@@ -96,11 +96,10 @@ def _cpu() -> dict[str, Any]:
     found: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count()}
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        lines = dict(
-            (part.strip() for part in line.split(":", 1))
-            for line in info.read_text().splitlines()
-            if ":" in line
-        )
+        lines: dict[str, str] = {}
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            lines[name.strip()] = value.strip()
         if "model name" in lines:
             found["model"] = lines["model name"]
         flags = set(lines.get("flags", lines.get("Features", "")).split())

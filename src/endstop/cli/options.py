@@ -46,7 +46,7 @@ MODEL = OptionGroup(
     **SOURCE.annotations,
     backend=Annotated[
         str | None,
-        _model("--backend", text="auto, native, or transformers (any architecture that transformers knows)."),
+        _model("--backend", text="native, or transformers for any architecture that it knows."),
     ],
     dtype=Annotated[str | None, _model("--dtype", text="auto, float32 or bfloat16.")],
     device=Annotated[str | None, _model("--device", text="auto, cpu, cuda or mps.")],

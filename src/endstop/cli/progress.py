@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 Report = Callable[[int, "int | None", str], None]
 
@@ -15,8 +19,8 @@ def downloading() -> Iterator[Report]:
     if not sys.stderr.isatty():
         yield lambda done, total, name: None
         return
-    bars: dict[str, object] = {}
-    progress = None
+    bars: dict[str, TaskID] = {}
+    progress: Progress | None = None
 
     def report(done: int, total: int | None, name: str) -> None:
         nonlocal progress
@@ -25,7 +29,7 @@ def downloading() -> Iterator[Report]:
             progress.start()
         if name not in bars:
             bars[name] = progress.add_task(name, total=total)
-        progress.update(bars[name], completed=done, total=total)  # type: ignore[arg-type]
+        progress.update(bars[name], completed=done, total=total)
 
     try:
         yield report
@@ -34,7 +38,7 @@ def downloading() -> Iterator[Report]:
             progress.stop()
 
 
-def _download_bars():  # type: ignore[no-untyped-def]
+def _download_bars() -> Progress:
     from rich.progress import (
         BarColumn,
         DownloadColumn,

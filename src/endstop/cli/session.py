@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +49,9 @@ def open_model(
     with downloading() as progress:
         resolved = resolve_model(name, progress=progress, **source)
     directory = ensure_directory(resolved)
+    if not sys.stderr.isatty():
+        # transformers draws bars into logs otherwise.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from endstop.runtime.llm import LLM
 
     with LLM(directory, chat_template=text, **options) as llm:
@@ -158,7 +163,6 @@ def trace_document(session: Session, answer: Answer, params: Any) -> TraceDocume
 def note_statistics(session: Session, answer: Answer) -> None:
     """How it ended, P(stop) along the answer and the speed, on stderr."""
     import shutil
-    import sys
 
     from endstop.view.marks import visible
     from endstop.view.sparkline import captioned_sparkline

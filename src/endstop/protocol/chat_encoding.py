@@ -78,7 +78,7 @@ class ChatEncoder:
         if not marks or not found:
             return EncodedChat(ids, offsets, ())
         cover = _Cover(marks)
-        forged = []
+        forged: set[Span] = set()
         for token_id, start, end in found:
             over = cover.over(start, end)
             content = self._tokenizer.added_tokens[token_id].content
@@ -89,7 +89,7 @@ class ChatEncoder:
                     f"the text {content!r} is in this conversation, and the chat template changes it so that "
                     "nobody can tell whether it is the conversation's or the template's."
                 )
-            forged.append((start, end))
+            forged.add((start, end))
         if not forged:
             return EncodedChat(ids, offsets, ())
         kept = [(token_id, start, end) for token_id, start, end in found if (start, end) not in forged]
@@ -103,7 +103,7 @@ class ChatEncoder:
                     for token_id, a, b in self._matches(plain[start:end], *inner)
                 ]
         ids, offsets = self._encode_with(plain, sorted(kept, key=lambda match: match[1]))
-        return EncodedChat(ids, offsets, tuple(forged))
+        return EncodedChat(ids, offsets, tuple(sorted(forged)))
 
     def _matches(self, text: str, ids: list[int], offsets: list[Span]) -> list[tuple[int, int, int]]:
         """(id, start, end) of every control token, without the blanks that it may take along."""

@@ -5,7 +5,6 @@ Names and meanings are vLLM's unless said otherwise; the rules of stopping are i
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Mapping
@@ -156,20 +155,20 @@ class SamplingParams:
         """
         from endstop.protocol.resolve import resolve_model
 
-        return cls(**{**recommended_sampling(resolve_model(path).path), **overrides})
+        model = resolve_model(path, weights=False)
+        return cls(**{**recommended_sampling(model.path), **overrides})
 
 
 def recommended_sampling(directory: Path) -> dict[str, Any]:
-    """Sampling values of `directory`/generation_config.json as keywords of SamplingParams."""
-    file = directory / "generation_config.json"
-    if not file.is_file():
+    """Sampling values of `directory`/generation_config.json as keywords of SamplingParams.
+
+    A GGUF file holds none. Raises BrokenModel for a file that is no JSON object.
+    """
+    from endstop.protocol.model_files import read_object
+
+    config = read_object(directory, "generation_config.json") if directory.is_dir() else None
+    if config is None:
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must hold a JSON object")
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     values = {name: config[name] for name in names if config.get(name) is not None}
     # transformers samples only where do_sample is true, and greedily otherwise.
@@ -206,11 +205,18 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     if not good or value < low or value > high or (open_low and value == low):
         left = "(" if open_low else "["
         right = "inf)" if high == math.inf else f"{high:g}]"
         raise ValueError(f"{name} must be a number in {left}{low:g}, {right}, got {value!r}")
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -253,9 +259,14 @@ def _bias(value: Any) -> dict[int, float]:
         token_id = _integer("logit_bias", digits)
         if token_id < 0:
             raise ValueError(f"logit_bias must hold ids of 0 or more, got {token_id}")
-        if isinstance(number, bool) or not isinstance(number, int | float) or math.isnan(number):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(f"logit_bias must map ids to numbers, got {number!r} for {token_id}")
-        bias[token_id] = float(number)
+        try:
+            bias[token_id] = float(number)
+        except OverflowError:
+            raise ValueError(f"logit_bias holds a number for id {token_id} that is too large") from None
+        if math.isnan(bias[token_id]):
+            raise ValueError(f"logit_bias must map ids to numbers, got nan for {token_id}")
     return bias
 
 

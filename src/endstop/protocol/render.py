@@ -17,7 +17,6 @@ from endstop.protocol.supervision import (
     Unclear,
     last_turn,
     supervised_turns,
-    terminator_after,
     token_mask,
 )
 from endstop.protocol.template import (
@@ -29,6 +28,7 @@ from endstop.protocol.template import (
     render_template,
     template_errors,
 )
+from endstop.protocol.terminator import find_ends
 from endstop.protocol.tracked_text import Mark, TrackedText, marks_of, untracked
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ class MessageSpan:
     Attributes:
         index, role: the message.
         content: the pieces of its own text, as the template shows them (trimmed, escaped, moved).
-        whole: from its header to its end, the terminator and what follows it included; None where the
-            template rewrites what came before as messages are added, so that there is no such place.
+        whole: from its header to the end of what is written behind it. None where there is no such place:
+            the template moves the message's text into another one, or rewrites earlier messages as later
+            ones come.
     """
 
     index: int
@@ -127,25 +128,24 @@ class Rendered:
 
     @cached_property
     def message_spans(self) -> tuple[MessageSpan, ...]:
-        """Where the messages stand, in their own order."""
-        chat = self._chat
+        """Where the messages stand. Takes one render for each of them when first asked."""
         content: dict[int, list[Span]] = {}
-        for mark in sorted(marks_of(chat.text)):
+        for mark in marks_of(self._chat.text):
             if mark.path[0] == "messages":
                 content.setdefault(int(mark.path[1]), []).append((mark.start, mark.end))
+        pieces = [tuple(_merged(content.get(index, ()))) for index in range(len(self._chat.messages))]
         bounds = self._bounds()
         spans = []
-        for index, message in enumerate(chat.messages):
+        for index, message in enumerate(self._chat.messages):
             start, end = bounds[index], bounds[index + 1]
             whole = None if start is None or end is None else (start, end)
-            if whole is not None and not all(
-                (whole[0] <= a and b <= whole[1]) == (owner == index)
-                for owner, pieces in content.items()
-                for a, b in pieces
+            if whole is not None and any(
+                (whole[0] <= a and b <= whole[1]) != (owner == index)
+                for owner, own in enumerate(pieces)
+                for a, b in own
             ):
-                whole = None  # the template moves text from one message into another
-            pieces = tuple(_merged(content.get(index, [])))
-            spans.append(MessageSpan(index, str(role_of(message)), pieces, whole))
+                whole = None
+            spans.append(MessageSpan(index, str(role_of(message)), pieces[index], whole))
         return tuple(spans)
 
     def _bounds(self) -> list[int | None]:
@@ -156,7 +156,7 @@ class Rendered:
                 bounds.append(len(self.text))
                 continue
             try:
-                text = untracked(self._chat.render(self._chat.messages[:count], False))
+                text = self._chat.render_plain(self._chat.messages[:count])
             except RenderRefused:
                 bounds.append(None)
                 continue
@@ -169,7 +169,7 @@ class ChatRenderer:
 
     Args:
         tokenizer: the model's.
-        template: a chat template to be used instead of the tokenizer's own.
+        template: a chat template to be used instead of the tokenizer's own, or the name of one of those.
         stops: the model's stop set, or its ids. Without it the stop ids are the tokenizer's eos token and
             the token that the template writes behind a last assistant message.
         assistant_tokens: texts of added tokens that stand for the token in assistant messages (`<think>`
@@ -187,8 +187,8 @@ class ChatRenderer:
         assistant_tokens: Collection[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
-        self._given = template
         self._templates = dict(tokenizer.chat_templates)
+        self._given = self._templates.get(template, template) if template is not None else None
         self._assistant_tokens = frozenset(assistant_tokens)
         self._encoder = ChatEncoder(tokenizer)
         self._stops = (
@@ -228,6 +228,7 @@ class ChatRenderer:
 
         Raises RenderRefused or BrokenModel with one sentence.
         """
+        messages = getattr(messages, "messages", messages)
         source = _Source(self, self.template_for(tools), tools, documents, now or datetime.now(), variables)
         return self._rendered(source, messages, add_generation_prompt, continue_final_message)
 
@@ -246,6 +247,7 @@ class ChatRenderer:
         what the model would have answered. A sample whose prompt is none has no mask, but a refusal.
         """
         source = _Source(self, self.template_for(tools), tools, documents, now or datetime.now(), variables)
+        messages = getattr(messages, "messages", messages)
         samples = []
         for index, message in enumerate(messages):
             if role_of(message) == "assistant":
@@ -263,6 +265,8 @@ class ChatRenderer:
     ) -> Rendered:
         plain = source.render_plain(messages, add_generation_prompt, continue_final_message)
         text = source.render(messages, add_generation_prompt, continue_final_message)
+        if any("\ud800" <= character <= "\udfff" for character in plain):
+            raise RenderRefused("this conversation holds half a surrogate pair, which is no valid Unicode.")
         if untracked(text) != plain:
             raise RenderRefused(
                 "the chat template changes texts in a way that hides where they come from, so that messages "
@@ -271,12 +275,14 @@ class ChatRenderer:
         encoded = self._encoder.encode(text, self._genuine(messages))
         chat = Chat(
             render=source.render,
+            render_plain=source.render_plain,
             template=source.template,
             messages=plain_data(list(messages)),
             text=text,
             encoded=encoded,
             stop_ids=self._stop_ids(source),
             special_ids=self.special_ids,
+            add_generation_prompt=add_generation_prompt,
             open=bool(continue_final_message),
         )
         return Rendered(plain, encoded.ids, encoded.offsets, encoded.escaped, chat, _only_last=only_last)
@@ -308,31 +314,21 @@ class ChatRenderer:
         if self._stops is not None:
             return self._stops
         if source.template not in self._probed:
-            self._probed[source.template] = self._probe(source)
+            self._probed[source.template] = self._probe(source.template)
         return self._probed[source.template]
 
-    def _probe(self, source: _Source) -> frozenset[int]:
-        """The eos token and what the template writes behind a last answer and behind a last tool call."""
-        eos = self.tokenizer.eos_token_id
-        found = frozenset() if eos is None else frozenset({eos})
-        call = {"type": "function", "id": "call00000", "function": {"name": "qz", "arguments": {"q": "Qz"}}}
-        for answer in ({"content": "Qz"}, {"content": "", "tool_calls": [call]}):
-            messages = [{"role": "user", "content": "Qz"}, {"role": "assistant", **answer}]
-            try:
-                text = source.render(messages)
-            except RenderRefused:
-                continue
-            said = [mark.end for mark in marks_of(text) if mark.path[:2] == ("messages", 1)]
-            if not said:
-                continue
-            plain, encoded = untracked(text), self._encoder.encode(text)
-            window = (max(said), len(plain))
-            run = terminator_after(
-                encoded.ids, encoded.offsets, plain, window, (), self.special_ids, "tool_calls" in answer
-            )
-            ids = [encoded.ids[index] for index in run]
-            found |= set([i for i in ids if i in found][:1] or ids[:1])
-        return found
+    def _probe(self, template: str) -> frozenset[int]:
+        """The eos token, and what the template writes behind a last answer and behind a tool call."""
+        eos = self.tokenizer.eos_token
+        ends = find_ends(
+            {"default": template},
+            {token.content: token.special for token in self.tokenizer.added_tokens.values()},
+            [] if eos is None else [eos],
+            self.special_token_variables,
+        )
+        texts = {*ends.turn_ends, *ends.tool_ends} | ({eos} if eos is not None else set())
+        ids = (self.tokenizer.token_to_id(text) for text in texts)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 @dataclass(frozen=True)
@@ -347,7 +343,10 @@ class _Source:
     variables: Mapping[str, Any]
 
     def render_plain(
-        self, messages: Sequence[Any], add_generation_prompt: bool, continue_final_message: bool | str
+        self,
+        messages: Sequence[Any],
+        add_generation_prompt: bool = False,
+        continue_final_message: bool | str = False,
     ) -> str:
         return render_template(
             self.template,

@@ -6,9 +6,10 @@ it is there, and where it ends with a terminator of the stop set. Otherwise ther
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from endstop.protocol.chat_encoding import EncodedChat, Span
@@ -56,16 +57,15 @@ class Chat:
     """A rendered conversation and what is needed to ask further questions about it."""
 
     render: Render
+    render_plain: Callable[[Sequence[Any]], str]
     template: str
     messages: Sequence[Any]
     text: str
     encoded: EncodedChat
     stop_ids: Collection[int]
     special_ids: Collection[int]
+    add_generation_prompt: bool = False
     open: bool = False
-
-    def of(self, messages: Sequence[Any], text: str, encoded: EncodedChat) -> Chat:
-        return replace(self, messages=messages, text=text, encoded=encoded, open=False)
 
 
 def supervised_turns(chat: Chat) -> list[Turn]:
@@ -79,14 +79,15 @@ def last_turn(chat: Chat) -> Turn:
 
 
 def token_mask(encoded: EncodedChat, ranges: Sequence[Span]) -> list[int]:
-    """1 for every token that shares a character with `ranges`."""
+    """1 for every token that shares a character with `ranges`, which are in order and apart."""
     mask = []
-    before = 0
+    before = at = 0
     for start, end in encoded.offsets:
         # Some tokenizers leave leading blanks out of a token's offsets.
-        start = min(start, before)
-        before = max(before, end)
-        mask.append(int(any(start < b and a < end for a, b in ranges)))
+        start, before = min(start, before), max(before, end)
+        while at < len(ranges) and ranges[at][1] <= start:
+            at += 1
+        mask.append(int(at < len(ranges) and ranges[at][0] < end))
     return mask
 
 
@@ -105,11 +106,12 @@ def terminator_after(
     ends with its first token of `stop_ids`, and is empty without one; with no `stop_ids` it is the whole run.
     """
     run: list[int] = []
-    for index, (token_id, (start, end)) in enumerate(zip(ids, offsets, strict=True)):
-        if start < window[0] or end <= window[0]:
-            continue
+    for index in range(bisect.bisect_left(offsets, (window[0], 0)), len(ids)):
+        token_id, (start, end) = ids[index], offsets[index]
         if start >= window[1]:
             break
+        if end <= window[0]:
+            continue
         if token_id in stop_ids:
             return [*run, index]
         if token_id in special_ids:
@@ -164,8 +166,6 @@ class _Turns:
         turn = self.turn(index, [(len(prompt), max(end, len(prompt)))])
         self.check([turn])
         return turn
-
-    # --- where a turn is
 
     def twin_places(self, assistants: list[int]) -> dict[int, list[Span]]:
         """For each turn the characters from the generation prompt to the end of what the message says."""
@@ -259,7 +259,7 @@ class _Turns:
         if ignored and header is not None and header.startswith(tail):
             # The template takes no notice of add_generation_prompt. If it writes a header before the
             # answer all the same, that header belongs to the prompt.
-            tail = header if re.search(r"[<\[]\S", header[len(tail) :]) else tail
+            tail = header if header[len(tail) :].strip() else tail
         return tail, header
 
     def _answer_header(self, index: int) -> str | None:
@@ -281,8 +281,6 @@ class _Turns:
         except RenderRefused:
             return None
 
-    # --- whether its surroundings depend on it
-
     def aligned(self, indices: list[int]) -> dict[Path, Span] | None:
         """Render once more with other words in these messages, and lay both renders side by side.
 
@@ -294,7 +292,7 @@ class _Turns:
             for index, message in enumerate(self.chat.messages)
         ]
         try:
-            twin = self.chat.render(twin_messages, False)
+            twin = self.chat.render(twin_messages, self.chat.add_generation_prompt)
         except RenderRefused:
             return None
         changed = [mark for mark in sorted(marks_of(twin)) if self._is_changed(mark, indices)]
@@ -329,8 +327,6 @@ class _Turns:
 
     def belongs(self, mark: Mark, index: int) -> bool:
         return mark.path[:2] == ("messages", index)
-
-    # --- whether all of it is there
 
     def left_out(self, index: int) -> str | None:
         """What of the message does not appear, in words, or None."""
@@ -374,8 +370,6 @@ class _Turns:
         """The template writes more around the message's words than blanks before the terminator."""
         return any(mark.path[2] != "content" for mark in self.owned.get(index, ()))
 
-    # --- where it ends
-
     def turn(self, index: int, spans: list[Span]) -> Turn:
         own = self.owned.get(index, ())
         start, end = spans[0][0], spans[-1][1]
@@ -407,7 +401,7 @@ class _Turns:
 
     def check(self, turns: list[Turn]) -> None:
         """Raises Unclear unless the turns are in order and hold one terminator and nobody else's words."""
-        at = 0
+        ids, at = self.chat.encoded.ids, 0
         for turn in turns:
             start, end = turn.ranges[0][0], turn.ranges[-1][1]
             if start < at:
@@ -415,19 +409,20 @@ class _Turns:
                     f"assistant message {turn.message} is rendered before the turn that precedes it"
                 )
             at = end
-            for mark in self.marks:
-                inside = any(mark.start < b and a < mark.end for a, b in turn.ranges)
-                if inside and not self.belongs(mark, turn.message):
+        ranges = [(span, turn) for turn in turns for span in turn.ranges]
+        starts = [span[0] for span, _ in ranges]
+        for mark in self.marks:
+            for span, turn in ranges[max(0, bisect.bisect_right(starts, mark.start) - 1) :]:
+                if span[0] >= mark.end:
+                    break
+                if mark.start < span[1] and not self.belongs(mark, turn.message):
                     raise Unclear(
                         f"text of others stands inside the turn of assistant message {turn.message}"
                     )
-            ends = [
-                index
-                for index, bit in enumerate(token_mask(self.chat.encoded, turn.ranges))
-                if bit and self.chat.encoded.ids[index] in self.chat.stop_ids
-            ]
-            if turn.terminator is not None and ends != [turn.terminator]:
-                raise Unclear(f"assistant message {turn.message} holds more than one terminator")
+        mask = token_mask(self.chat.encoded, [span for span, _ in ranges])
+        ends = [index for index, bit in enumerate(mask) if bit and ids[index] in self.chat.stop_ids]
+        if ends != [turn.terminator for turn in turns if turn.terminator is not None]:
+            raise Unclear("an assistant message holds more than one terminator")
 
 
 def _squeezed(text: str) -> str:

@@ -8,7 +8,6 @@ generation keeps its leading blank: a completion continues a prompt.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.errors import BrokenModel, UnsupportedModel
+from endstop.protocol.model_files import config_added_tokens, read_object
 
 if TYPE_CHECKING:
     from endstop.protocol.textstate import TextStates
@@ -62,19 +62,21 @@ class TokenBytes:
         """The table of a model: a directory, a .gguf file, or a name that resolves to one of them."""
         from endstop.protocol.resolve import resolve_model
 
-        model = resolve_model(path, revision=revision, offline=offline)
+        model = resolve_model(path, revision=revision, offline=offline, weights=False)
         if model.kind == "gguf":
             from endstop.protocol.gguf import read_gguf_metadata, tokenizer_json_from_gguf
 
             return cls.from_tokenizer_json(tokenizer_json_from_gguf(read_gguf_metadata(model.path)))
-        file = model.path / "tokenizer.json"
-        if not file.is_file():
-            raise BrokenModel(f"{model.path} has no tokenizer.json, from which the bytes of tokens are read")
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BrokenModel(f"{file} is not valid JSON: {error}") from error
-        return cls.from_tokenizer_json(content)
+        content = read_object(model.path, "tokenizer.json")
+        if content is None:
+            raise BrokenModel(f"{model.path} has no tokenizer.json, from which the bytes of tokens are read.")
+        # Some models name added tokens only in tokenizer_config.json.
+        more = config_added_tokens(model.path, read_object(model.path, "tokenizer_config.json"))
+        known = {token["id"] for token in content.get("added_tokens") or []}
+        added = [token for token in more if token["id"] not in known]
+        return cls.from_tokenizer_json(
+            {**content, "added_tokens": [*(content.get("added_tokens") or []), *added]}
+        )
 
     @classmethod
     def from_tokenizer_json(cls, content: Mapping[str, Any]) -> TokenBytes:
@@ -93,10 +95,13 @@ class TokenBytes:
                 table[token_id] = _piece(text, steps)
             special = set()
             for token in added:
-                # An added token stands for its own text, whatever the decoder does to others.
-                table[token["id"]] = token["content"].encode("utf-8")
+                # Added tokens stand for their own text. But SentencePiece's user-defined symbols are added
+                # tokens too (Gemma's runs of blanks), in the spelling of the vocabulary.
                 if token.get("special"):
                     special.add(token["id"])
+                plain = token["id"] in special or steps[0]["type"] == "ByteLevel"
+                text = token["content"]
+                table[token["id"]] = text.encode("utf-8") if plain else _piece(text, steps)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise BrokenModel(f"tokenizer.json lacks a part that is needed: {error!r}") from error
         return cls(table, special)

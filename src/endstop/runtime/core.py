@@ -9,13 +9,14 @@ step. This module imports no torch: logits are only handed on to the sampler.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from endstop.outcomes import StopKind
@@ -27,9 +28,10 @@ from endstop.protocol.tokenbytes import TokenBytes
 from endstop.runtime.deliver import delta_of, output_of, text_of, with_text
 from endstop.runtime.requests import Prompt, RequestMaker, RequestOptions
 from endstop.runtime.results import RequestOutput
-from endstop.runtime.sampled import Sampled, scripted
+from endstop.runtime.sampled import Sampled, draw_tokens
 from endstop.runtime.scheduler import Scheduled, Scheduler
 from endstop.runtime.sequence import Request, Sequence
+from endstop.runtime.stats import EngineStats
 from endstop.runtime.token_model import ForwardResult, RowChunk, TokenModel
 from endstop.runtime.trace import TraceStep
 
@@ -37,24 +39,6 @@ logger = logging.getLogger(__name__)
 
 _TOOL_WAIT = 0.01  # seconds that a step may wait when all rows wait for their tools
 _TOOL_THREADS = 4
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counters since the engine was made.
-
-    `rows_computed_after_stop`: rows that were given to the model after their end was recorded. It is
-    counted where the model is called, and stays 0.
-    """
-
-    steps: int = 0
-    tokens_computed: int = 0
-    tokens_sampled: int = 0
-    tokens_forced: int = 0
-    rows_computed_after_stop: int = 0
-    preemptions: int = 0
-    prefix_tokens_reused: int = 0
-    requests_finished: int = 0
 
 
 class EngineCore:
@@ -109,6 +93,7 @@ class EngineCore:
         self._waiting: set[Sequence] = set()  # their tool runs
         self._lock = threading.RLock()  # held by the one thread that steps
         self._in_step = False
+        self._closed = threading.Event()
         self._wake = threading.Event()  # a tool has finished, something arrived or was cancelled
         self._tool_threads: ThreadPoolExecutor | None = None
 
@@ -138,11 +123,15 @@ class EngineCore:
 
     def submit(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`add` for callers that follow the request itself."""
+        if self._closed.is_set():
+            raise RequestRefused("the engine is closed")
         request = self.maker.make(prompt, params, options)
         if self._requests.setdefault(request.id, request) is not request:
             raise RequestRefused(f"the request id {request.id!r} is in use")
         self._arrived.append(request)
         self._wake.set()
+        if self._closed.is_set():  # closed in between: nobody would step for it
+            self.cancel([request])
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -207,7 +196,8 @@ class EngineCore:
             # The machine tests the deadline with every token. This is for rows that get none: they are
             # queued, wait for a tool, or compute a long prompt.
             limit = sequence.params.max_time
-            if limit is not None and self.clock() - sequence.request.arrived >= limit:
+            overdue = limit is not None and self.clock() - sequence.request.arrived >= limit
+            if overdue and not sequence.finished:
                 self._end(sequence, "deadline")
         for sequence in list(self._waiting):
             if sequence.job is not None and sequence.job.done():
@@ -216,7 +206,7 @@ class EngineCore:
     def _run(self, plan: list[Scheduled]) -> None:
         self._stats.steps += 1
         for batch in [plan] if self.model.capabilities.batched else [[item] for item in plan]:
-            chunks = [_chunk(item) for item in batch]
+            chunks = [item.chunk() for item in batch]
             self._stats.rows_computed_after_stop += sum(item.sequence.finished for item in batch)
             try:
                 result = self.model.forward(chunks)
@@ -256,7 +246,7 @@ class EngineCore:
             with_logits += 1
         if not rows:
             return
-        for sequence, outcome in zip(rows, _draw(rows, ids, places, place, result.logits), strict=True):
+        for sequence, outcome in zip(rows, draw_tokens(rows, ids, places, place, result.logits), strict=True):
             if sequence.request.cancelled:
                 self._end(sequence, "cancelled")
             elif outcome.end is not None:
@@ -279,7 +269,11 @@ class EngineCore:
             self._record(sequence, outcome.trace)
         self._push(sequence, token_id)
         if sequence.tool is not None and not sequence.finished:
-            job = sequence.tool.push(token_id)
+            try:
+                job = sequence.tool.push(token_id)
+            except Exception as error:  # a broken tool costs its own row only
+                self._fail(sequence, error)
+                return
             if job is not None:
                 sequence.job = self._threads().submit(job)
                 sequence.job.add_done_callback(lambda _: self._wake.set())
@@ -291,14 +285,19 @@ class EngineCore:
         self._waiting.discard(sequence)
         assert job is not None
         error = job.exception()
+        answer: list[int] = []
         if error is None:
-            unknown = [t for t in job.result() if not 0 <= t < self.model.vocab_size]
+            try:
+                answer = [operator.index(token_id) for token_id in job.result()]
+            except TypeError:
+                error = ValueError("a tool gave something else than a list of token ids")
+            unknown = [token_id for token_id in answer if not 0 <= token_id < self.model.vocab_size]
             if unknown:
                 error = ValueError(f"a tool gave the token id {unknown[0]}, which the model does not have")
         if error is not None:
             self._fail(sequence, error)
             return
-        for token_id in job.result():
+        for token_id in answer:
             sequence.append(token_id)
             self._stats.tokens_forced += 1
             if sequence.logprobs is not None:
@@ -337,7 +336,10 @@ class EngineCore:
         self._timed.discard(sequence)
         self._waiting.discard(sequence)
         if sequence.tool is not None:
-            sequence.tool.close()
+            try:
+                sequence.tool.close()
+            except Exception:  # the row has its end, whatever the tool says to that
+                logger.exception("the tool of request %s failed to close", sequence.request.id)
         if sequence.job is not None:
             sequence.job.cancel()
         sequence.tool = sequence.job = None
@@ -447,7 +449,8 @@ class EngineCore:
             self.model.load_weights(state_dict)
 
     def close(self) -> None:
-        """Cancel what is unfinished, free every row, end the tool threads."""
+        """Cancel what is unfinished, free every row, end the tool threads. Refuses requests from then on."""
+        self._closed.set()
         with self._lock:
             self.cancel(list(self._requests.values()))
             self.scheduler.clear_cache()
@@ -459,33 +462,3 @@ class EngineCore:
         if self._tool_threads is None:
             self._tool_threads = ThreadPoolExecutor(_TOOL_THREADS, thread_name_prefix="endstop-tool")
         return self._tool_threads
-
-
-def _draw(
-    rows: list[Sequence], ids: list[int | None], places: list[int], total: int, logits: Any
-) -> list[Sampled]:
-    """One outcome for each row: its scripted id, or a sample from its logits (row `places[i]` of `total`)."""
-    if None not in ids:
-        return [
-            scripted(row, token_id) for row, token_id in zip(rows, ids, strict=True) if token_id is not None
-        ]
-    from endstop.runtime.sampler import sample
-
-    open_rows = [i for i, token_id in enumerate(ids) if token_id is None]
-    wanted = [places[i] for i in open_rows]
-    drawn = iter(sample(logits if len(wanted) == total else logits[wanted], [rows[i] for i in open_rows]))
-    return [
-        next(drawn) if token_id is None else scripted(row, token_id)
-        for row, token_id in zip(rows, ids, strict=True)
-    ]
-
-
-def _chunk(item: Scheduled) -> RowChunk:
-    sequence = item.sequence
-    assert sequence.row is not None
-    start, end = sequence.computed, sequence.computed + item.count
-    tokens = sequence.token_ids[start:end]
-    scores = sequence.request.prompt_logprobs if sequence.index == 0 else None
-    if scores is not None and len(scores) <= min(end, len(sequence.prompt_token_ids) - 1):
-        return RowChunk(sequence.row, tokens, start, "all")
-    return RowChunk(sequence.row, tokens, start, "last" if item.completes else "none")

@@ -43,9 +43,28 @@ class Sampled:
     error: str | None = None
 
 
-def scripted(row: SampledRow, token_id: int) -> Sampled:
+def _scripted(row: SampledRow, token_id: int) -> Sampled:
     """An id that bypasses the sampler: a distribution with all its mass on it."""
     logprobs = {token_id: Logprob(0.0, 1)} if row.params.logprobs is not None else None
     return Sampled(
         token_id, logprobs=logprobs, trace=certain(row.stop_ids, token_id) if row.params.trace else None
     )
+
+
+def draw_tokens(
+    rows: Sequence[SampledRow], ids: list[int | None], places: list[int], total: int, logits: Any
+) -> list[Sampled]:
+    """One outcome for each row: its scripted id, or a sample from its logits (row `places[i]` of `total`)."""
+    if None not in ids:
+        return [
+            _scripted(row, token_id) for row, token_id in zip(rows, ids, strict=True) if token_id is not None
+        ]
+    from endstop.runtime.sampler import sample
+
+    open_rows = [i for i, token_id in enumerate(ids) if token_id is None]
+    wanted = [places[i] for i in open_rows]
+    drawn = iter(sample(logits if len(wanted) == total else logits[wanted], [rows[i] for i in open_rows]))
+    return [
+        next(drawn) if token_id is None else _scripted(row, token_id)
+        for row, token_id in zip(rows, ids, strict=True)
+    ]

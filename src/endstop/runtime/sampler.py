@@ -21,17 +21,22 @@ from collections.abc import Sequence
 import torch
 
 from endstop.protocol.params import SamplingParams
+from endstop.runtime.distribution import (
+    column,
+    invert,
+    invert_listed,
+    is_restricted,
+    restricted,
+    weights_of,
+)
 from endstop.runtime.draw import uniform
 from endstop.runtime.results import Logprob, TokenLogprobs
 from endstop.runtime.sampled import Sampled, SampledRow
 from endstop.runtime.trace import measure
 
-# Candidates looked at before a whole row is sorted for top_p. The result does not depend on it.
-TOP_P_CANDIDATES = 1024
-
 _LARGEST = torch.finfo(torch.float32).max
 _LARGEST_BIAS = 1e30
-_SMALLEST_TEMPERATURE = 1e-30
+_SMALLEST_PENALTY, _LARGEST_PENALTY = 1e-30, 1e30
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -55,10 +60,9 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[Sampled]:
     """
     banned = [row.banned_ids() for row in rows]
     if not any(banned) and all(is_plain(row.params) for row in rows):
-        best, token_ids = logits.max(dim=-1)
         return [
             Sampled(token_id) if -_LARGEST <= value <= _LARGEST else _without_token(value, row)
-            for value, token_id, row in zip(best.tolist(), token_ids.tolist(), rows, strict=True)
+            for value, token_id, row in zip(*largest(logits), rows, strict=True)
         ]
     raw = logits.float()
     peak = raw.amax(dim=-1).tolist()
@@ -79,73 +83,44 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[Sampled]:
     open_rows = [r for r in range(len(rows)) if outcomes[r] is None]
     greedy = [r for r in open_rows if rows[r].params.temperature == 0]
     drawn = [r for r in open_rows if rows[r].params.temperature > 0]
-    for r, token_id in zip(greedy, work[greedy].argmax(dim=-1).tolist() if greedy else [], strict=True):
-        outcomes[r] = Sampled(token_id)
+    if greedy:
+        for r, token_id in zip(greedy, largest(_some(work, greedy))[1], strict=True):
+            outcomes[r] = Sampled(token_id)
     if drawn:
-        weights = torch.softmax(shaped(work[drawn], [rows[r].params for r in drawn]), dim=-1)
-        draws = [uniform(rows[r].seed, rows[r].index, rows[r].sampled) for r in drawn]
-        for r, token_id in zip(drawn, inverted(weights, draws), strict=True):
+        tokens = drawn_tokens(_some(work, drawn), [rows[r] for r in drawn])
+        for r, token_id in zip(drawn, tokens, strict=True):
             outcomes[r] = Sampled(token_id)
     results = [outcome for outcome in outcomes if outcome is not None]
     _report(raw, rows, results)
     return results
 
 
-def shaped(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Temperature, min_p, top_k and top_p: float32 [R, V] -> [R, V], what cannot be drawn is -inf."""
-    # The largest logit becomes 0 first, so that no temperature makes it infinite.
-    logits = logits - logits.amax(dim=-1, keepdim=True)
-    logits = logits / _column([max(p.temperature, _SMALLEST_TEMPERATURE) for p in params], logits)
-    if any(p.min_p for p in params):
-        least = _column([p.min_p for p in params], logits).log()
-        logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + least, -torch.inf)
-    size = logits.shape[-1]
-    by_k = [r for r, p in enumerate(params) if 0 < p.top_k < size]
-    if by_k:
-        counts = torch.tensor([params[r].top_k for r in by_k], device=logits.device)
-        logits[by_k] = keep_largest(logits[by_k], counts)
-    by_p = [r for r, p in enumerate(params) if p.top_p < 1]
-    if by_p:
-        part = logits[by_p]
-        counts = nucleus_size(part, _column([params[r].top_p for r in by_p], logits))
-        logits[by_p] = keep_largest(part, counts)
-    return logits
+def largest(logits: torch.Tensor) -> tuple[list[float], list[int]]:
+    """The largest logit of each row and its id, the lowest among equals; NaN counts as the largest."""
+    if logits.device.type == "cpu":  # NumPy's argmax is vectorised, torch's is ten times slower
+        table = logits.numpy()
+        found = table.argmax(axis=-1)
+        return table[range(len(table)), found].tolist(), found.tolist()
+    values, ids = logits.max(dim=-1)
+    return values.tolist(), ids.tolist()
 
 
-def keep_largest(logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Keep exactly `counts` (int64 [R], >= 1) largest logits of each row, lower ids first among equals."""
-    largest = torch.topk(logits, int(counts.max()), dim=-1).values
-    least = largest.gather(-1, counts[:, None] - 1)
-    above = logits > least
-    equal = logits == least
-    places = counts[:, None] - above.sum(dim=-1, keepdim=True)
-    return logits.masked_fill(~(above | (equal & (equal.cumsum(dim=-1) <= places))), -torch.inf)
-
-
-def nucleus_size(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """How many of the likeliest tokens have a mass of at least `top_p` ([R, 1]): int64 [R].
-
-    The smallest such set (Holtzman et al., "The curious case of neural text degeneration", 2020).
-    """
-    total = logits.double().logsumexp(dim=-1, keepdim=True)
-    for candidates in (min(TOP_P_CANDIDATES, logits.shape[-1]), logits.shape[-1]):
-        largest = torch.topk(logits, candidates, dim=-1).values.double()
-        mass = (largest - total).exp()
-        reached = mass.cumsum(dim=-1)
-        if bool((reached[:, -1:] >= top_p).all()):
-            break
-    return ((reached - mass) < top_p).sum(dim=-1).clamp_min(1)
-
-
-def inverted(weights: torch.Tensor, draws: Sequence[float]) -> list[int]:
-    """Invert the cumulative distribution, in order of token ids, at each row's draw in [0, 1).
-
-    `weights` [R, V] need not sum to one. A token of weight 0 is never returned.
-    """
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    targets = torch.tensor(draws, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, targets, right=True)[:, 0]
-    return [int(token_id) for token_id in found.tolist()]
+def drawn_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[int]:
+    """One token for each row from its processed logits, by its draw."""
+    weights = weights_of(logits, [row.params for row in rows])
+    draws = [uniform(row.seed, row.index, row.sampled) for row in rows]
+    short = [r for r, row in enumerate(rows) if is_restricted(row.params)]
+    whole = [r for r, row in enumerate(rows) if not is_restricted(row.params)]
+    tokens = [0] * len(rows)
+    if whole:
+        found = invert(_some(weights, whole), [draws[r] for r in whole])
+        for r, token_id in zip(whole, found, strict=True):
+            tokens[r] = token_id
+    if short:
+        ids, listed = restricted(_some(weights, short), [rows[r].params for r in short])
+        for r, token_id in zip(short, invert_listed(ids, listed, [draws[r] for r in short]), strict=True):
+            tokens[r] = token_id
+    return tokens
 
 
 def token_logprobs(
@@ -260,12 +235,15 @@ def _with_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.T
         row.sampler_state.update(row.generated_token_ids)
     seen = torch.stack([row.sampler_state.seen for row in rows])
     counts = torch.stack([row.sampler_state.generated for row in rows])
-    repetition = _column([row.params.repetition_penalty for row in rows], logits)
-    frequency = _column([row.params.frequency_penalty for row in rows], logits)
-    presence = _column([row.params.presence_penalty for row in rows], logits)
+    repetition = column(
+        [min(max(row.params.repetition_penalty, _SMALLEST_PENALTY), _LARGEST_PENALTY) for row in rows], logits
+    )
+    frequency = column([row.params.frequency_penalty for row in rows], logits)
+    presence = column([row.params.presence_penalty for row in rows], logits)
     # Repetition: Keskar et al., "CTRL", 2019, with the sign rule that makes it a penalty for negative logits.
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
+    # A tiny penalty makes a large logit infinite, and a row with that is no distribution.
+    logits = torch.where(seen, repeated.clamp_max(_LARGEST), logits)
     return logits - frequency * counts - presence * (counts > 0)
 
 
@@ -277,7 +255,7 @@ def _report(raw: torch.Tensor, rows: Sequence[SampledRow], outcomes: Sequence[Sa
     ]
     if not wanted:
         return
-    logprobs = torch.log_softmax(raw[wanted], dim=-1)
+    logprobs = torch.log_softmax(_some(raw, wanted), dim=-1)
     most = max(rows[r].params.logprobs or 0 for r in wanted)
     entries = token_logprobs(logprobs, [outcomes[r].token_id for r in wanted], most)
     for i, r in enumerate(wanted):
@@ -294,5 +272,6 @@ def _first(entry: TokenLogprobs, alternatives: int) -> TokenLogprobs:
     return dict(items[:1] + [item for item in items[1:] if item[1].rank <= alternatives])
 
 
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+def _some(table: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Some rows of a table, without a copy where it is all of them."""
+    return table if len(rows) == len(table) else table[rows]

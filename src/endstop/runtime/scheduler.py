@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from endstop.runtime.prefix import PrefixCache
 from endstop.runtime.sequence import Sequence
-from endstop.runtime.token_model import TokenModel
+from endstop.runtime.token_model import RowChunk, TokenModel
 
 
 @dataclass(slots=True)
@@ -28,6 +28,18 @@ class Scheduled:
     def completes(self) -> bool:
         """Whether nothing is pending afterwards, so that a token can be sampled."""
         return self.count == self.sequence.pending
+
+    def chunk(self) -> RowChunk:
+        """What the model is asked for: logits of the last token if the next one is to be drawn, of all
+        tokens while the prompt is scored."""
+        sequence = self.sequence
+        assert sequence.row is not None
+        start, end = sequence.computed, sequence.computed + self.count
+        tokens = sequence.token_ids[start:end]
+        scores = sequence.request.prompt_logprobs if sequence.index == 0 else None
+        if scores is not None and len(scores) <= min(end, len(sequence.prompt_token_ids) - 1):
+            return RowChunk(sequence.row, tokens, start, "all")
+        return RowChunk(sequence.row, tokens, start, "last" if self.completes else "none")
 
 
 class Scheduler:

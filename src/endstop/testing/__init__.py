@@ -2,5 +2,6 @@
 
 from endstop.testing.cycle import CycleModel, cycle_model
 from endstop.testing.scripted import ScriptedModel, follow
+from endstop.testing.scripted_chat import ChatCall, Reply, ScriptedChat
 
-__all__ = ["CycleModel", "ScriptedModel", "cycle_model", "follow"]
+__all__ = ["ChatCall", "CycleModel", "Reply", "ScriptedChat", "ScriptedModel", "cycle_model", "follow"]

@@ -34,9 +34,10 @@ def strength(value: float | None) -> float:
 
 
 def percent(value: float | None) -> str:
-    """A probability for people: `0.034`, `2.1e-07`, and a dash where the model was not asked."""
+    """A probability for people: `0.034`, `2.1e-7`, and a dash where the model was not asked."""
     if value is None:
         return "–"
     if value == 0 or value >= 0.001:
         return f"{value:.3f}".rstrip("0").rstrip(".") or "0"
-    return f"{value:.1e}".replace("1.0e", "1e")
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
