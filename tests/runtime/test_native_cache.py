@@ -42,19 +42,38 @@ def operations() -> st.SearchStrategy[list[tuple[Any, ...]]]:
     )
 
 
+quick = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+any_operations = given(sequence=operations(), tight=st.booleans(), seed=st.integers(0, 100))
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-@given(sequence=operations(), tight=st.booleans(), seed=st.integers(0, 100))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@any_operations
+@quick
 def test_any_order_of_operations_equals_recomputation(
     family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int
 ) -> None:
-    """`tight` is a budget without room to grow and segments cut finely."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "_WORTH_A_SEGMENT", 8 if tight else 4096)
-        run_operations(family, sequence, tight, seed)
+    run_operations(family, sequence, tight, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@any_operations
+@thorough
+def test_any_order_of_operations_equals_recomputation_thoroughly(
+    family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int
+) -> None:
+    run_operations(family, sequence, tight, seed)
 
 
 def run_operations(family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int) -> None:
+    """`tight` is a budget without room to grow, and segments cut finely."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "_WORTH_A_SEGMENT", 8 if tight else 4096)
+        check_operations(family, sequence, tight, seed)
+
+
+def check_operations(family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int) -> None:
     decoder, model = pairs(family, max_rows=6)
     model.cache = SlotCache(
         3,
