@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
 import weakref
@@ -366,7 +365,6 @@ def test_cancelled_at_any_step_there_is_one_result_and_nothing_is_left(steps: in
     assert engine.stats.rows_computed_after_stop == 0
     engine.scheduler.clear_cache()
     assert engine.model.rows == {}  # type: ignore[attr-defined]
-    gc.collect()
     assert [reference() for reference in references] == [None] * 3
 
 
