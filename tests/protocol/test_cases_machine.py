@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from endstop import SamplingParams, StopMachine, StopSet, StopStrings, TokenBytes
@@ -413,3 +415,31 @@ def test_duplicate_stop_strings_are_merged():
     assert SamplingParams(stop=["a", "b", "a"]).stop == ("a", "b")
     assert SamplingParams(stop="ab").stop == ("ab",)
     assert SamplingParams(stop_token_ids=[3, 3, 1]).stop_token_ids == (3, 1)
+
+
+def test_rows_that_show_specials_and_rows_that_hide_them_share_a_table():
+    table = TokenBytes([b"a", b"<x>", b"b"], special={1})
+    shown = StopMachine(StopSet.of({}), SamplingParams(skip_special_tokens=False, stop=["ab"]), table)
+    shown.push_many([1, 0, 1, 2])
+    assert (shown.text, shown.stop_kind) == ("<x>a<x>b", None)
+    hidden = StopMachine(StopSet.of({}), SamplingParams(stop=["ab"]), table)
+    hidden.push_many([1, 0, 1, 2])
+    assert (hidden.text, hidden.stop_kind, hidden.token_ids) == ("", "stop_string", [1])
+
+
+def test_a_long_stop_string_takes_memory_for_its_length_only():
+    tracemalloc.start()
+    stops = StopStrings(["ab" * 20_000 + "c"])
+    assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    tracemalloc.stop()
+    assert stops.push_text("x" + "ab" * 20_000).text == "x"
+    assert stops.push_text("d").text == "ab" * 20_000 + "d"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 10**400}, {"top_p": 10**400}, {"max_time": 10**400}, {"logit_bias": {5: -(10**400)}}],
+)
+def test_numbers_beyond_a_float_are_refused(params):
+    with pytest.raises(ValueError, match=next(iter(params))):
+        SamplingParams(**params)

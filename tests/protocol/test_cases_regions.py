@@ -181,3 +181,32 @@ def test_min_tokens_and_regions():
     pieces = ["<think>", "x", "</think>", "END", "a", "END"]
     machine = run(pieces, reasoning=THINK, stop=["END"], min_tokens=4)
     assert machine.text == "<think>x</think>ENDa"
+
+
+def test_forced_text_divides_a_tag_for_both_readers():
+    table = TokenBytes([b"<thi", b"X", b"nk>", b"END"])
+    machine = StopMachine(StopSet.of({}), SamplingParams(stop=["END"]), table, reasoning=THINK)
+    machine.push(0)
+    machine.push(1, forced=True)
+    machine.push_many([2, 3])
+    assert (machine.stop_kind, machine.text, machine.content) == ("stop_string", "<thiXnk>", "<thiXnk>")
+
+
+def test_an_untagged_call_does_not_begin_behind_forced_text_and_ends_nothing_there():
+    table = TokenBytes([b"x", b'{"name": "a", "parameters": {}}'])
+    tools = ToolSyntax("llama3", parallel=False)
+    machine = StopMachine(StopSet.of({}), SamplingParams(), table, tools=tools)
+    machine.push(0, forced=True)
+    machine.push(1)
+    assert (machine.stop_kind, machine.tool_calls) == (None, ())
+    assert machine.content == machine.text == 'x{"name": "a", "parameters": {}}'
+
+
+def test_forced_text_inside_a_call_is_part_of_it_for_both_readers():
+    table = TokenBytes([b'<tool_call>{"name": "a", "arguments": {}}', b"</tool_call>", b"zz", b"END"])
+    machine = StopMachine(StopSet.of({}), SamplingParams(stop=["END"]), table, tools=HERMES)
+    machine.push(0)
+    machine.push(1, forced=True)
+    machine.push_many([2, 3])
+    assert [call.name for call in machine.tool_calls] == ["a"]
+    assert (machine.content, machine.stop_kind) == ("zz", "stop_string")

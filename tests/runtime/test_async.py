@@ -143,3 +143,50 @@ def test_the_synchronous_engine_works_where_an_event_loop_runs() -> None:
         return engine_of({(3,): [5, 2]}).generate([3])[0].outputs[0].text
 
     assert run(main()) == "f"
+
+
+def test_what_is_asked_of_a_closed_engine_is_refused() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(engine_of({(3,): [5, 2]}))
+        await llm.close()
+        with pytest.raises(RequestRefused, match="closed"):
+            await llm.generate([3])
+        with pytest.raises(RequestRefused, match="closed"):
+            async for _ in llm.stream([3]):
+                pass
+
+    run(main())
+
+
+def test_a_finished_request_does_not_cancel_the_next_one_of_its_name() -> None:
+    returned = threading.Event()
+
+    def script(tokens: tuple[int, ...]) -> int:
+        if tokens[0] == 4:
+            returned.wait(5)
+        return 2 if tokens[0] == 3 or len(tokens) == 6 else 5
+
+    async def main() -> str | None:
+        engine = engine_of(script)
+        results: list[Any] = []
+        engine_add = engine.add
+
+        def again(_: Any) -> None:
+            # In the thread that steps: the id is free, the first coroutine does not know yet.
+            engine_add([4], request_id="x", on_output=results.append)
+
+        async with AsyncLLM(engine) as llm:
+
+            def add(*arguments: Any, **options: Any) -> str:
+                hand_over = options["on_output"]
+                options["on_output"] = lambda output: (again(output), hand_over(output))
+                return engine_add(*arguments, **options)
+
+            engine.add = add  # type: ignore[method-assign]
+            await llm.generate([3], request_id="x")
+            returned.set()
+            while not results:
+                await asyncio.sleep(0.001)
+        return results[0].outputs[0].finish_reason  # type: ignore[no-any-return]
+
+    assert run(main()) == "stop"

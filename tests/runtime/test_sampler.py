@@ -301,3 +301,21 @@ def test_the_logits_given_are_not_changed() -> None:
     params = SamplingParams(logit_bias={2: 9.0}, repetition_penalty=2.0, top_k=1, top_p=0.5, min_p=0.1)
     sample(logits, [Row(params, bans=frozenset({0}))])
     assert logits.tolist() == [[2.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "possible"),
+    [
+        ([1.0, 2.0, NO], {"temperature": 1e39}, {0, 1}),
+        ([1.0, 2.0, NO], {"temperature": 5e-324}, {1}),
+        ([0.0, 2.0, -3.0], {"repetition_penalty": 1e300}, {0, 1, 2}),
+        ([0.0, 2.0, -3.0], {"repetition_penalty": 1e300, "temperature": 0.0}, {0, 1}),
+        ([1.0, 20.0, -3.0], {"repetition_penalty": 1e-38}, {1}),
+        ([3e38, 20.0, -3e38], {"repetition_penalty": 1e-320}, {0}),
+    ],
+)
+def test_extreme_values_leave_a_distribution(
+    logits: list[float], params: dict[str, Any], possible: set[int]
+) -> None:
+    rows = [Row(SamplingParams(**params), [0, 1], seed=seed) for seed in range(20)]
+    assert {out.token_id for out in sample(torch.tensor([logits] * 20), rows)} <= possible

@@ -174,3 +174,50 @@ def test_an_empty_answer_lets_the_model_go_on() -> None:
     engine, _ = engine_of({(1,): [CALL, 7, 2]})
     output = engine.generate([[1]], make_tool=lambda: Tool([]))[0].outputs[0]
     assert output.generated_token_ids == [CALL, 7, 2]
+
+
+@pytest.mark.parametrize("answer", [None, "ab", [1.5], 7, [None]])
+def test_a_tool_that_gives_no_token_ids_ends_its_row_only(answer: Any) -> None:
+    engine, _ = engine_of({(1,): [5, CALL], (4,): [5, 6, 7, 8, 2]})
+    results: dict[str, Any] = {}
+    engine.add(
+        [1], request_id="tool", make_tool=lambda: Tool(answer), on_output=lambda o: results.update(a=o)
+    )
+    engine.add([4], request_id="other", on_output=lambda o: results.update(b=o))
+    while engine.has_unfinished():
+        engine.step()
+    assert results["a"].outputs[0].stop_kind == "error"
+    assert results["b"].outputs[0].token_ids == [5, 6, 7, 8]
+
+
+def test_an_answer_may_be_any_iterable_of_ids() -> None:
+    engine, _ = engine_of({(1,): [CALL, 10, 11, 7, 2]})
+    tool = Tool(iter([10, 11]))  # type: ignore[arg-type]
+    output = engine.generate([[1]], make_tool=lambda: tool)[0].outputs[0]
+    assert (output.generated_token_ids, output.generated_mask) == ([CALL, 10, 11, 7, 2], [1, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("broken", ["push", "close"])
+def test_a_tool_that_raises_costs_no_other_row_anything(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raising(Tool):
+        def push(self, token_id: int) -> Callable[[], list[int]] | None:
+            if broken == "push" and token_id == CALL:
+                raise RuntimeError("broken tool")
+            return None
+
+        def close(self) -> None:
+            if broken == "close":
+                raise RuntimeError("broken tool")
+
+    engine, _ = engine_of({(1,): [5, CALL, 2], (4,): [5, 6, 7, 8, 2]})
+    results: dict[str, Any] = {}
+    engine.add([1], make_tool=lambda: Raising([]), on_output=lambda o: results.update(tool=o.outputs[0]))
+    engine.add([4], on_output=lambda o: results.update(other=o.outputs[0]))
+    for _ in range(20):
+        engine.step()
+    assert results["other"].token_ids == [5, 6, 7, 8]
+    assert results["tool"].stop_kind == ("error" if broken == "push" else "eos")
+    assert results["tool"].token_ids == [5, CALL]
+    assert not engine.has_unfinished()

@@ -30,20 +30,21 @@ class StopAutomaton:
 
     Attributes:
         patterns: what is searched, in the order given.
-        prefix: for each node the bytes it stands for; its length is the node's depth.
+        depth: for each node how many bytes it stands for.
         longest: for each node the longest pattern that ends there, or NO_MATCH.
     """
 
-    __slots__ = ("_failure", "_moves", "longest", "patterns", "prefix")
+    __slots__ = ("_failure", "_moves", "_owner", "depth", "longest", "patterns")
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self.patterns = tuple(patterns)
-        self.prefix: list[bytes] = [b""]
+        self.depth: list[int] = [0]
         self.longest: list[int] = [NO_MATCH]
+        self._owner: list[int] = [NO_MATCH]  # the first pattern that runs through the node
         self._moves: list[dict[int, int]] = [{}]
         for index, pattern in enumerate(self.patterns):
             self._insert(pattern, index)
-        self._failure = [ROOT] * len(self.prefix)
+        self._failure = [ROOT] * len(self.depth)
         self._link()
         # Most bytes are read at the root, so it knows all of them from the start.
         self._moves[ROOT] = dict.fromkeys(range(256), ROOT) | self._moves[ROOT]
@@ -53,10 +54,11 @@ class StopAutomaton:
         for length, byte in enumerate(pattern, 1):
             child = self._moves[node].get(byte)
             if child is None:
-                child = len(self.prefix)
+                child = len(self.depth)
                 self._moves[node][byte] = child
                 self._moves.append({})
-                self.prefix.append(pattern[:length])
+                self.depth.append(length)
+                self._owner.append(index)
                 self.longest.append(NO_MATCH)
             node = child
         self.longest[node] = index
@@ -74,6 +76,10 @@ class StopAutomaton:
                     suffix = self._failure[suffix]
                 self._failure[child] = self._moves[suffix].get(byte, ROOT)
                 queue.append(child)
+
+    def prefix(self, node: int) -> bytes:
+        """The bytes that a node stands for."""
+        return self.patterns[self._owner[node]][: self.depth[node]] if node else b""
 
     def step(self, node: int, byte: int) -> int:
         """The node after one more byte."""

@@ -222,7 +222,7 @@ class StopMachine:
         """Goes over from one automaton state to two."""
         state, automaton = self._state, self._states.automaton
         self._spelled = SpelledText(
-            automaton, self._include, state.node, automaton.prefix[state.node], state.held, end
+            automaton, self._include, state.node, automaton.prefix(state.node), state.held, end
         )
         self._moves = {}
         return self._spelled

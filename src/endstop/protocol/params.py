@@ -205,11 +205,18 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     if not good or value < low or value > high or (open_low and value == low):
         left = "(" if open_low else "["
         right = "inf)" if high == math.inf else f"{high:g}]"
         raise ValueError(f"{name} must be a number in {left}{low:g}, {right}, got {value!r}")
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -252,9 +259,14 @@ def _bias(value: Any) -> dict[int, float]:
         token_id = _integer("logit_bias", digits)
         if token_id < 0:
             raise ValueError(f"logit_bias must hold ids of 0 or more, got {token_id}")
-        if isinstance(number, bool) or not isinstance(number, int | float) or math.isnan(number):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(f"logit_bias must map ids to numbers, got {number!r} for {token_id}")
-        bias[token_id] = float(number)
+        try:
+            bias[token_id] = float(number)
+        except OverflowError:
+            raise ValueError(f"logit_bias holds a number for id {token_id} that is too large") from None
+        if math.isnan(bias[token_id]):
+            raise ValueError(f"logit_bias must map ids to numbers, got nan for {token_id}")
     return bias
 
 

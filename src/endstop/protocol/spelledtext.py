@@ -117,10 +117,8 @@ class SpelledText:
 
     def _match_start(self) -> int:
         """Where the longest text begins that may still become a match."""
-        prefix = self.automaton.prefix
-        return min(
-            self.end - len(prefix[self._spelled_node]), self._shown_offset(len(prefix[self._shown_node]))
-        )
+        depth = self.automaton.depth
+        return min(self.end - depth[self._spelled_node], self._shown_offset(depth[self._shown_node]))
 
     def release(self) -> list[Run]:
         """What can no longer become a match, to whole characters; it counts as shown from now on."""

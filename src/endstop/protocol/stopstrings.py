@@ -47,7 +47,7 @@ class StopStrings:
             return self._end("stop_string", held[:cut])
         hold = incomplete_tail(held)
         if not self._include:
-            hold = max(hold, len(self._automaton.prefix[self._node]))
+            hold = max(hold, self._automaton.depth[self._node])
         shown = len(held) - hold
         self._held = held[shown:]
         return self._show(held[:shown])

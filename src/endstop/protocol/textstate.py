@@ -80,13 +80,15 @@ class TextStates:
         hold = incomplete_tail(text)
         if node and not self.include:
             # A stop string begins with a first byte of a character, so a cut there splits none.
-            hold = max(hold, len(self.automaton.prefix[node]))
+            hold = max(hold, self.automaton.depth[node])
         if hold:
             shown, held = text[:-hold], text[-hold:]
         else:
             shown, held = text, b""
         after = self.state(node, held) if node or held else self.start
         move = (StopStep(shown.decode("utf-8", "replace")), len(piece), after, token_id)
+        if token_id in self.pieces.special:
+            return move  # rows that hide it share this table
         if self._count >= MOST_MOVES:
             self._forget()
         state.moves[token_id] = move

@@ -95,10 +95,13 @@ class TokenBytes:
                 table[token_id] = _piece(text, steps)
             special = set()
             for token in added:
-                # An added token stands for its own text, whatever the decoder does to others.
-                table[token["id"]] = token["content"].encode("utf-8")
+                # Added tokens stand for their own text. But SentencePiece's user-defined symbols are added
+                # tokens too (Gemma's runs of blanks), in the spelling of the vocabulary.
                 if token.get("special"):
                     special.add(token["id"])
+                plain = token["id"] in special or steps[0]["type"] == "ByteLevel"
+                text = token["content"]
+                table[token["id"]] = text.encode("utf-8") if plain else _piece(text, steps)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise BrokenModel(f"tokenizer.json lacks a part that is needed: {error!r}") from error
         return cls(table, special)

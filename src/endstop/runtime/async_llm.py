@@ -76,11 +76,14 @@ class AsyncLLM:
         if is_conversation(prompt):
             add, options["tools"] = self.engine.add_chat, tools
         request_id = add(prompt, params, **options)
+        ended = False
         try:
             while (delta := await queue.get()) is not None:
                 yield delta
+            ended = True
         finally:
-            self.engine.abort(request_id)
+            if not ended:  # a finished request's id may be another one's by now
+                self.engine.abort(request_id)
 
     def abort(self, request_id: str) -> bool:
         """Cancel a request by its id; it gets its result with the text so far. From any thread."""
@@ -115,8 +118,9 @@ class AsyncLLM:
         )
         try:
             return await future
-        finally:
-            self.engine.abort(request_id)  # nothing to do unless the coroutine was cancelled
+        except BaseException:  # the coroutine was cancelled
+            self.engine.abort(request_id)
+            raise
 
     def _work(self) -> None:
         while not self._closing:

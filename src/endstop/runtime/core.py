@@ -9,6 +9,7 @@ step. This module imports no torch: logits are only handed on to the sampler.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections import deque
@@ -92,6 +93,7 @@ class EngineCore:
         self._waiting: set[Sequence] = set()  # their tool runs
         self._lock = threading.RLock()  # held by the one thread that steps
         self._in_step = False
+        self._closed = threading.Event()
         self._wake = threading.Event()  # a tool has finished, something arrived or was cancelled
         self._tool_threads: ThreadPoolExecutor | None = None
 
@@ -121,11 +123,15 @@ class EngineCore:
 
     def submit(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`add` for callers that follow the request itself."""
+        if self._closed.is_set():
+            raise RequestRefused("the engine is closed")
         request = self.maker.make(prompt, params, options)
         if self._requests.setdefault(request.id, request) is not request:
             raise RequestRefused(f"the request id {request.id!r} is in use")
         self._arrived.append(request)
         self._wake.set()
+        if self._closed.is_set():  # closed in between: nobody would step for it
+            self.cancel([request])
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -263,7 +269,11 @@ class EngineCore:
             self._record(sequence, outcome.trace)
         self._push(sequence, token_id)
         if sequence.tool is not None and not sequence.finished:
-            job = sequence.tool.push(token_id)
+            try:
+                job = sequence.tool.push(token_id)
+            except Exception as error:  # a broken tool costs its own row only
+                self._fail(sequence, error)
+                return
             if job is not None:
                 sequence.job = self._threads().submit(job)
                 sequence.job.add_done_callback(lambda _: self._wake.set())
@@ -275,14 +285,19 @@ class EngineCore:
         self._waiting.discard(sequence)
         assert job is not None
         error = job.exception()
+        answer: list[int] = []
         if error is None:
-            unknown = [t for t in job.result() if not 0 <= t < self.model.vocab_size]
+            try:
+                answer = [operator.index(token_id) for token_id in job.result()]
+            except TypeError:
+                error = ValueError("a tool gave something else than a list of token ids")
+            unknown = [token_id for token_id in answer if not 0 <= token_id < self.model.vocab_size]
             if unknown:
                 error = ValueError(f"a tool gave the token id {unknown[0]}, which the model does not have")
         if error is not None:
             self._fail(sequence, error)
             return
-        for token_id in job.result():
+        for token_id in answer:
             sequence.append(token_id)
             self._stats.tokens_forced += 1
             if sequence.logprobs is not None:
@@ -321,7 +336,10 @@ class EngineCore:
         self._timed.discard(sequence)
         self._waiting.discard(sequence)
         if sequence.tool is not None:
-            sequence.tool.close()
+            try:
+                sequence.tool.close()
+            except Exception:  # the row has its end, whatever the tool says to that
+                logger.exception("the tool of request %s failed to close", sequence.request.id)
         if sequence.job is not None:
             sequence.job.cancel()
         sequence.tool = sequence.job = None
@@ -431,7 +449,8 @@ class EngineCore:
             self.model.load_weights(state_dict)
 
     def close(self) -> None:
-        """Cancel what is unfinished, free every row, end the tool threads."""
+        """Cancel what is unfinished, free every row, end the tool threads. Refuses requests from then on."""
+        self._closed.set()
         with self._lock:
             self.cancel(list(self._requests.values()))
             self.scheduler.clear_cache()

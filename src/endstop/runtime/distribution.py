@@ -15,14 +15,15 @@ from endstop.protocol.params import SamplingParams
 
 CANDIDATES = (64, 1024)  # lengths of the list before the whole vocabulary is sorted
 _BLOCK = 256
-_SMALLEST_TEMPERATURE = 1e-30
+_SMALLEST_TEMPERATURE, _LARGEST_TEMPERATURE = 1e-30, 1e30
 
 
 def weights_of(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Softmax of logits over temperature: float32 [R, V] -> float32 [R, V]."""
     # The largest logit becomes 0 first, so that no temperature makes it infinite.
     shifted = logits - logits.amax(dim=-1, keepdim=True)
-    shifted /= column([max(p.temperature, _SMALLEST_TEMPERATURE) for p in params], logits)
+    temperatures = [min(max(p.temperature, _SMALLEST_TEMPERATURE), _LARGEST_TEMPERATURE) for p in params]
+    shifted /= column(temperatures, logits)
     return torch.softmax(shifted, dim=-1)
 
 

@@ -111,7 +111,10 @@ class RequestMaker:
                 raise RequestRefused("this engine has no tokenizer; give the prompt as token ids")
             token_ids = self.encode(prompt)
         else:
-            token_ids = list(prompt)
+            try:
+                token_ids = list(prompt)
+            except TypeError:
+                raise RequestRefused(f"a prompt is a text or a list of token ids, got {prompt!r}") from None
         if not token_ids:
             raise RequestRefused("the prompt has no tokens")
         size = self.model.vocab_size

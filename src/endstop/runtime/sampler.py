@@ -36,6 +36,7 @@ from endstop.runtime.trace import measure
 
 _LARGEST = torch.finfo(torch.float32).max
 _LARGEST_BIAS = 1e30
+_SMALLEST_PENALTY, _LARGEST_PENALTY = 1e-30, 1e30
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -234,12 +235,15 @@ def _with_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.T
         row.sampler_state.update(row.generated_token_ids)
     seen = torch.stack([row.sampler_state.seen for row in rows])
     counts = torch.stack([row.sampler_state.generated for row in rows])
-    repetition = column([row.params.repetition_penalty for row in rows], logits)
+    repetition = column(
+        [min(max(row.params.repetition_penalty, _SMALLEST_PENALTY), _LARGEST_PENALTY) for row in rows], logits
+    )
     frequency = column([row.params.frequency_penalty for row in rows], logits)
     presence = column([row.params.presence_penalty for row in rows], logits)
     # Repetition: Keskar et al., "CTRL", 2019, with the sign rule that makes it a penalty for negative logits.
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
+    # A tiny penalty makes a large logit infinite, and a row with that is no distribution.
+    logits = torch.where(seen, repeated.clamp_max(_LARGEST), logits)
     return logits - frequency * counts - presence * (counts > 0)
 
 
