@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
 import weakref
@@ -366,7 +365,6 @@ def test_cancelled_at_any_step_there_is_one_result_and_nothing_is_left(steps: in
     assert engine.stats.rows_computed_after_stop == 0
     engine.scheduler.clear_cache()
     assert engine.model.rows == {}  # type: ignore[attr-defined]
-    gc.collect()
     assert [reference() for reference in references] == [None] * 3
 
 
@@ -471,3 +469,26 @@ def test_close_ends_everything() -> None:
     engine.close()
     assert [o.outputs[0].finish_reason for o in outputs] == ["abort"]
     assert engine.model.rows == {}  # type: ignore[attr-defined]
+
+
+def test_several_threads_may_wait_at_once() -> None:
+    model = ScriptedModel(lambda tokens: tokens[0], vocab_size=26)
+    engine = Engine(model, STOPS, LETTERS, max_rows=4)
+    texts: dict[int, list[str]] = {}
+
+    def work(first: int) -> None:
+        prompts = [[first + i] for i in range(4)]
+        streamed = "".join(delta.text for delta in engine.stream([first], SamplingParams(max_tokens=20)))
+        results = engine.generate(prompts, SamplingParams(max_tokens=20))
+        texts[first] = [streamed, *(result.outputs[0].text for result in results)]
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (3, 7, 11, 15)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for first in (3, 7, 11, 15):
+        letters = [chr(97 + first), *(chr(97 + first + i) for i in range(4))]
+        assert texts[first] == [letter * 20 for letter in letters]
+    assert not engine.has_unfinished()
+    assert engine.stats.rows_computed_after_stop == 0
