@@ -118,10 +118,13 @@ class BeamSearch:
             return
         if logits is None:
             return
-        if bool(logits.isnan().any()):
+        if bool((logits.isnan() | (logits == torch.inf)).any()):
             self.end("error")
             return
-        self._extend(torch.log_softmax(logits.float(), dim=-1))
+        # The log-softmax of a row without any continuation is NaN.
+        none = (logits == -torch.inf).all(dim=-1, keepdim=True)
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        self._extend(logprobs.masked_fill(none, -torch.inf))
 
     def end(self, kind: Literal["cancelled", "deadline", "error"]) -> None:
         """End from outside: the best running beam is delivered as it is."""

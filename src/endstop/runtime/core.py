@@ -441,9 +441,12 @@ class EngineCore:
     def load_weights(self, state_dict: Mapping[str, Any]) -> None:
         """Swap the model's weights (Hugging Face names) and empty the prefix cache.
 
-        Rows under way give their cache back and go on with the new weights.
+        Rows under way give their cache back and go on with the new weights. Raises RequestRefused while a
+        beam search runs, which could not.
         """
         with self._lock:
+            if self._searches:
+                raise RequestRefused("weights cannot be swapped while a beam search runs")
             self.scheduler.clear_cache()
             self.model.load_weights(state_dict)
 
