@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -438,6 +439,7 @@ def test_a_model_with_a_template_for_tools_uses_it() -> None:
     chosen = ChatRenderer(both, stops=[4])
     assert chosen.render([user("x")]).text == "plain"
     assert chosen.render([user("x")], tools=[WEATHER]).text == "with tools"
+    assert ChatRenderer(both, "tool_use", stops=[4]).render([user("x")]).text == "with tools"
     odd = Tokenizer(base.json, templates={"rag": "x", "tool_use": "y"})
     with pytest.raises(MissingTemplate, match="rag, tool_use"):
         ChatRenderer(odd, stops=[4]).render([user("x")])
@@ -449,6 +451,36 @@ def test_messages_of_the_caller_stay_as_they_are() -> None:
     rendered = renderer("qwen3").render(messages)
     assert rendered.mask is not None
     assert messages == before
+
+
+@dataclasses.dataclass
+class Message:
+    role: str
+    content: str
+
+
+@dataclasses.dataclass
+class Conversation:
+    messages: list[Message]
+
+
+def test_messages_may_be_objects() -> None:
+    chat = Conversation([Message("user", "hi"), Message("assistant", "yo")])
+    rendered = renderer("chatml").render(chat)  # type: ignore[arg-type]
+    assert shown(rendered) == ["yo<|im_end|>"]
+    assert [span.role for span in rendered.message_spans] == ["user", "assistant"]
+    [sample] = renderer("chatml").render_turns(chat.messages)
+    assert sample.ids == rendered.ids
+
+
+def test_what_is_no_text_is_refused_in_words() -> None:
+    with pytest.raises(RenderRefused, match="surrogate"):
+        renderer("chatml").render([user("a\ud800b")])
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RenderRefused, match="RecursionError"):
+        renderer("chatml").render([user(deep)])
 
 
 # Properties

@@ -124,6 +124,8 @@ LOSSY = [
     "{% for c in m.content %}{{ c }}.{% endfor %}{{ m.content | list | join }}{{ m.content | first }}",
     "{{ m.content | upper }}{{ m.content.lower() }}{{ m.content | capitalize }}{{ m.content.title() }}",
     "{{ m }}{{ messages }}{{ [m.content] | string }}{{ m.items() | list }}",
+    "{{ m.items() }}{{ m.values() }}{{ m.keys() }}{{ '%s' % [m.content] }}{{ '%s %s' % (m, 1) }}{{ '%s' % m }}",
+    "{{ '{}'.format([m.content]) }}{{ ((m.content, 1), 2) }}{{ m.content.format() }}{{ 'x%%' % () }}",
     "{% set x %}[{{ m.content }}]{% endset %}{{ x }}{% set ns = namespace(y=m.content) %}{{ ns.y }}",
     "{% macro f(a) %}({{ a }}){% endmacro %}{{ f(m.content) }}{% call f('z') %}{{ m.content }}{% endcall %}",
     "{% filter upper %}{{ m.content }}{% endfilter %}{% filter trim %} {{ m.content }} {% endfilter %}",
@@ -161,6 +163,15 @@ def test_no_operation_of_a_template_loses_where_text_comes_from(body: str, conte
         if mark.copied and mark.path == ("messages", 0, "content"):
             source = content[mark.source_start : mark.source_end].lower()
             assert untracked(text)[mark.start : mark.end].lower() == source
+
+
+@pytest.mark.parametrize(
+    "body", ["{{ m.content.encode() }}", "{% set ns = namespace(x=m.content) %}{{ ns }}{{ [ns] }}"]
+)
+def test_what_would_hide_where_text_comes_from_is_refused(body: str) -> None:
+    template = "{% for m in messages %}" + body + "{% endfor %}"
+    with pytest.raises(RenderRefused):
+        render_with_marks(template, [chat_cases.user("x")])
 
 
 def test_marks_follow_the_text() -> None:

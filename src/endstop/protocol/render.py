@@ -169,7 +169,7 @@ class ChatRenderer:
 
     Args:
         tokenizer: the model's.
-        template: a chat template to be used instead of the tokenizer's own.
+        template: a chat template to be used instead of the tokenizer's own, or the name of one of those.
         stops: the model's stop set, or its ids. Without it the stop ids are the tokenizer's eos token and
             the token that the template writes behind a last assistant message.
         assistant_tokens: texts of added tokens that stand for the token in assistant messages (`<think>`
@@ -187,8 +187,8 @@ class ChatRenderer:
         assistant_tokens: Collection[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
-        self._given = template
         self._templates = dict(tokenizer.chat_templates)
+        self._given = self._templates.get(template, template) if template is not None else None
         self._assistant_tokens = frozenset(assistant_tokens)
         self._encoder = ChatEncoder(tokenizer)
         self._stops = (
@@ -228,6 +228,7 @@ class ChatRenderer:
 
         Raises RenderRefused or BrokenModel with one sentence.
         """
+        messages = getattr(messages, "messages", messages)
         source = _Source(self, self.template_for(tools), tools, documents, now or datetime.now(), variables)
         return self._rendered(source, messages, add_generation_prompt, continue_final_message)
 
@@ -246,6 +247,7 @@ class ChatRenderer:
         what the model would have answered. A sample whose prompt is none has no mask, but a refusal.
         """
         source = _Source(self, self.template_for(tools), tools, documents, now or datetime.now(), variables)
+        messages = getattr(messages, "messages", messages)
         samples = []
         for index, message in enumerate(messages):
             if role_of(message) == "assistant":
@@ -263,6 +265,8 @@ class ChatRenderer:
     ) -> Rendered:
         plain = source.render_plain(messages, add_generation_prompt, continue_final_message)
         text = source.render(messages, add_generation_prompt, continue_final_message)
+        if any("\ud800" <= character <= "\udfff" for character in plain):
+            raise RenderRefused("this conversation holds half a surrogate pair, which is no valid Unicode.")
         if untracked(text) != plain:
             raise RenderRefused(
                 "the chat template changes texts in a way that hides where they come from, so that messages "

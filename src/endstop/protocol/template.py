@@ -58,15 +58,15 @@ def render_template(
     """
     from endstop.protocol.template_environment import compiled, fixed_now
 
-    conversation = conversation_variables(
-        messages,
-        tools=tools,
-        documents=documents,
-        add_generation_prompt=add_generation_prompt,
-        variables=variables,
-    )
-    opened = open_final_message(template, conversation, continue_final_message, add_generation_prompt)
     with template_errors(), fixed_now(now):
+        conversation = conversation_variables(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
+        opened = open_final_message(template, conversation, continue_final_message, add_generation_prompt)
         text: str = compiled(template).render(**conversation)
     return text if opened is None else cut_at_continuation(text, opened)
 

@@ -19,13 +19,14 @@ import jinja2.runtime
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-from endstop.protocol.template_environment import OPTIONS, prepare, strftime_now
+from endstop.protocol.template_environment import OPTIONS, TemplateNamespace, prepare, strftime_now
 from endstop.protocol.tracked_text import (
     KEY,
     Mark,
     Path,
     Slots,
     TrackedText,
+    bare,
     derived,
     joined,
     json_text,
@@ -161,6 +162,10 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
     return percent(text_of(value), kwargs or args)
 
 
+def _urlencode(value: Any) -> str:
+    return derived(jinja2.filters.do_urlencode(bare(value)), value)
+
+
 def _safe(value: Any) -> Any:
     # Nothing is escaped in these templates, so a text that is safe is just a text.
     return (
@@ -170,11 +175,20 @@ def _safe(value: Any) -> Any:
     )
 
 
+class _Namespace(TemplateNamespace):
+    def __repr__(self) -> str:
+        # Printed as a whole it would show its texts without their marks.
+        raise TypeError("a namespace cannot be printed here")
+
+
 @lru_cache(maxsize=128)
 def _compiled(template: str) -> jinja2.Template:
     environment = prepare(_TrackingEnvironment(**OPTIONS, finalize=text_of))
     for name, function in list(environment.filters.items()):
         environment.filters[name] = keeping_marks(function)
-    environment.filters.update(tojson=json_text, join=_join, indent=_indent, format=_format, safe=_safe)
+    environment.filters.update(
+        tojson=json_text, join=_join, indent=_indent, format=_format, safe=_safe, urlencode=_urlencode
+    )
     environment.globals["strftime_now"] = keeping_marks(strftime_now)
+    environment.globals["namespace"] = _Namespace
     return environment.from_string(template)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 Path = tuple[str | int, ...]
@@ -207,6 +207,9 @@ class TrackedText(str):
     def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
         return derived(super().expandtabs(tabsize), self)
 
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        raise TypeError("bytes do not say where they come from")
+
     def translate(self, table: Any) -> str:
         return derived(super().translate(table), self)
 
@@ -254,9 +257,18 @@ def leaves(value: Any) -> Iterator[str]:
         for key, item in value.items():
             yield from leaves(key)
             yield from leaves(item)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
         for item in value:
             yield from leaves(item)
+
+
+def bare(value: Any) -> Any:
+    """Plain data with the same strings, without marks."""
+    if isinstance(value, str):
+        return untracked(value)
+    if isinstance(value, Mapping):
+        return {bare(key): bare(item) for key, item in value.items()}
+    return [bare(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def derived(text: str, *sources: Any) -> str:
@@ -297,10 +309,11 @@ class Slots:
     def __init__(self) -> None:
         self._texts: list[str] = []
 
-    def put(self, text: str) -> str:
-        if not marks_of(text):
-            return text
-        self._texts.append(text)
+    def put(self, value: Any) -> Any:
+        """A placeholder for what holds marks, the value itself for what does not."""
+        if not any(marks_of(leaf) for leaf in leaves(value)):
+            return value
+        self._texts.append(text_of(value))
         return f"\ue000{len(self._texts) - 1}\ue001"
 
     def fill(self, text: str) -> str:
@@ -318,13 +331,11 @@ def percent(form: str, values: Any) -> str:
         return derived(str.__mod__(untracked(form), values), form, values)
     slots = Slots()
     if isinstance(values, tuple):
-        values = tuple(slots.put(v) if isinstance(v, str) else v for v in values)
-    elif isinstance(values, Mapping):
-        values = {k: slots.put(v) if isinstance(v, str) else v for k, v in values.items()}
-    elif isinstance(values, str):
-        values = slots.put(values)
+        values = tuple(slots.put(value) for value in values)
+    elif isinstance(values, Mapping) and "%(" in form:
+        values = {key: slots.put(value) for key, value in values.items()}
     else:
-        return text_of(str.__mod__(untracked(form), values))
+        values = slots.put(values)
     return slots.fill(str.__mod__(untracked(form), values))
 
 

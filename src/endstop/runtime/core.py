@@ -196,7 +196,8 @@ class EngineCore:
             # The machine tests the deadline with every token. This is for rows that get none: they are
             # queued, wait for a tool, or compute a long prompt.
             limit = sequence.params.max_time
-            if limit is not None and self.clock() - sequence.request.arrived >= limit:
+            overdue = limit is not None and self.clock() - sequence.request.arrived >= limit
+            if overdue and not sequence.finished:
                 self._end(sequence, "deadline")
         for sequence in list(self._waiting):
             if sequence.job is not None and sequence.job.done():
