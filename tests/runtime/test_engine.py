@@ -471,3 +471,49 @@ def test_close_ends_everything() -> None:
     engine.close()
     assert [o.outputs[0].finish_reason for o in outputs] == ["abort"]
     assert engine.model.rows == {}  # type: ignore[attr-defined]
+
+
+def test_cancelled_comes_before_an_error_of_the_same_step() -> None:
+    def script(tokens: tuple[int, ...]) -> int:
+        if len(tokens) == 3:
+            engine.abort("x")
+            raise RuntimeError("no memory")
+        return 5
+
+    engine = engine_of(script)
+    engine.add([3], request_id="x")
+    results = []
+    while engine.has_unfinished():
+        results += engine.step()
+    output = results[0].outputs[0]
+    assert (output.stop_kind, output.token_ids, output.error) == ("cancelled", [5, 5], None)
+
+
+def test_several_conditions_at_once_are_tested_in_order() -> None:
+    now = [0.0]
+
+    def script(tokens: tuple[int, ...]) -> int:
+        now[0] += len(tokens) == 3  # the third token comes behind the deadline
+        return {1: 5, 2: 5, 3: 7}[len(tokens)]
+
+    engine = engine_of(script, clock=lambda: now[0])
+    base = SamplingParams(
+        stop="h",
+        stop_token_ids=[7],
+        max_tokens=3,
+        max_time=0.5,
+        repetition_detection={"max_pattern_size": 1, "min_count": 3},  # type: ignore[arg-type]
+    )
+    expected = {
+        "stop_string": {},
+        "stop_token": {"stop": ()},
+        "max_tokens": {"stop": (), "stop_token_ids": ()},
+    }
+    for kind, changes in expected.items():
+        now[0] = 0.0
+        output = engine.generate([[3]], base.replace(**changes))[0].outputs[0]
+        assert output.stop_kind == kind
+        assert output.generated_token_ids == [5, 5, 7]
+    now[0] = 0.0
+    later = base.replace(stop=(), stop_token_ids=(), max_tokens=9)
+    assert engine.generate([[3]], later)[0].outputs[0].stop_kind == "deadline"

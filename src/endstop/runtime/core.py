@@ -327,6 +327,9 @@ class EngineCore:
         self._deliver(sequence, step)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        if sequence.request.cancelled:  # cancelled comes first
+            self._end(sequence, "cancelled")
+            return
         sequence.error = f"{type(error).__name__}: {error}"
         self._end(sequence, "error")
 
