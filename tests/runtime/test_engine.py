@@ -13,6 +13,7 @@ import pytest
 
 from endstop import Engine, SamplingParams, StopSet, TokenBytes
 from endstop.protocol.errors import RequestRefused
+from endstop.runtime.requests import RequestOptions
 from endstop.runtime.results import CompletionOutput, RequestOutput
 from endstop.runtime.token_model import Capabilities
 from endstop.testing import ScriptedModel, follow
@@ -517,3 +518,19 @@ def test_several_conditions_at_once_are_tested_in_order() -> None:
     now[0] = 0.0
     later = base.replace(stop=(), stop_token_ids=(), max_tokens=9)
     assert engine.generate([[3]], later)[0].outputs[0].stop_kind == "deadline"
+
+
+def test_a_consumer_may_end_another_request_within_the_step() -> None:
+    engine = engine_of({(3,): [5, 6, 7, 2], (4,): [5, 6, 7, 2]})
+    results = {}
+
+    def consume(delta: Any) -> None:
+        engine.cancel([other])
+
+    engine.add([3], request_id="first", on_delta=consume)
+    other = engine.submit([4], SamplingParams(), RequestOptions(request_id="other"))
+    while engine.has_unfinished():
+        results.update({output.request_id: output.outputs[0] for output in engine.step()})
+    assert (results["first"].stop_kind, results["first"].token_ids) == ("eos", [5, 6, 7])
+    assert results["other"].stop_kind == "cancelled"
+    assert engine.stats.rows_computed_after_stop == 0

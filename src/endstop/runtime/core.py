@@ -391,7 +391,7 @@ class EngineCore:
             known.append(with_text(entry, self.pieces))
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """End what is unfinished of these requests before returning."""
+        """End what is unfinished of these requests before returning; within a step, with the next one."""
         unfinished = [request for request in requests if request.output is None]
         if not unfinished:
             return
@@ -399,7 +399,8 @@ class EngineCore:
             request.cancelled = True
             self._cancelled.append(request)
         with self._lock:
-            self._take_in()
+            if not self._in_step:
+                self._take_in()
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
