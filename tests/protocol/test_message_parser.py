@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -290,3 +292,33 @@ def test_forced_text_is_never_searched():
     events = parser.push(b'<tool_call>{"name": "f"}</tool_call>')
     assert [(e.kind, e.end) for e in events] == [("border", 11), ("call", 36), ("border", 36)]
     assert run(parser, [(b"b", False)])[0] == "b"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "before", "piece"),
+    [
+        ("llama3", b"", b"\n\n"),
+        ("llama3", b"<|python_tag|>", b" "),
+        ("mistral", b"[TOOL_CALLS]", b"abcd"),
+        ("hermes", b"<tool_call>{}", b"\n"),
+    ],
+)
+def test_a_model_that_repeats_itself_before_a_call_costs_no_square(
+    syntax: Literal["hermes", "llama3", "mistral"], before: bytes, piece: bytes
+) -> None:
+    parser = MessageParser(ToolSyntax(syntax), None)
+    parser.push(before)
+    begin = time.process_time()
+    for _ in range(12_000):
+        parser.push(piece)
+    assert time.process_time() - begin < 4  # reading all again for every piece takes over 10
+
+
+def test_forced_text_that_breaks_an_untagged_call_is_not_searched_for_tags() -> None:
+    parser = MessageParser(ToolSyntax("llama3"), Reasoning())
+    events = parser.push(b'{"type": "function", ')
+    events += parser.push_plain(b"<think>")
+    events += parser.push(b'{"name": "a", "parameters": {}}') + parser.finish()
+    assert (parser.region, parser.calls) == ("answer", ())
+    content = "".join(event.text for event in events if event.kind == "content")
+    assert content == '{"type": "function", <think>{"name": "a", "parameters": {}}'

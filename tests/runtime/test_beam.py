@@ -243,3 +243,31 @@ def test_min_tokens_and_penalties_are_applied_as_in_transformers(tiny: Any) -> N
     output = engine.beam_search([1, 2, 3], SamplingParams(max_tokens=9, min_tokens=5), width=3)[0].outputs[0]
     assert output.generated_token_ids == expected[3:]
     assert 7 not in output.generated_token_ids[:5]
+
+
+@pytest.mark.parametrize(
+    ("poison", "kind"), [(math.nan, "error"), (math.inf, "error"), (-math.inf, "grammar")]
+)
+def test_logits_without_a_next_token_end_the_search(poison: float, kind: str) -> None:
+    def script(tokens: tuple[int, ...]) -> list[float]:
+        return [poison] * 7 if len(tokens) == 3 else textbook((START,))
+
+    engine = Engine(ScriptedModel(script, vocab_size=7), StopSet.of({END: "eos"}), TokenBytes([b"x"] * 7))
+    result = engine.beam_search([START], SamplingParams(max_tokens=9), width=2)[0].outputs[0]
+    assert (result.stop_kind, result.token_ids) == (kind, [A, A])
+    assert engine.model.rows == {}  # type: ignore[attr-defined]
+
+
+def test_weights_are_not_swapped_under_a_search() -> None:
+    errors = []
+
+    def script(tokens: tuple[int, ...]) -> list[float]:
+        try:
+            engine.load_weights({})
+        except RequestRefused as error:
+            errors.append(str(error))
+        return textbook(tokens)
+
+    engine = Engine(ScriptedModel(script, vocab_size=7), StopSet.of({END: "eos"}), TokenBytes([]))
+    result = engine.beam_search([START], SamplingParams(max_tokens=2), width=2)[0].outputs[0]
+    assert (result.token_ids, set(errors)) == ([B, D], {"weights cannot be swapped while a beam search runs"})

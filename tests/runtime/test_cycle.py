@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,13 @@ def test_generate_chat_and_stream_of_a_real_checkpoint(ending: CycleModel, backe
         assert llm.engine.stats.rows_computed_after_stop == 0
         banned = llm.generate("Count.", SamplingParams(temperature=0, bad_words=" two", max_tokens=2))
         assert " two" not in banned[0].outputs[0].text
+
+
+def test_a_word_may_look_like_a_byte(tmp_path: Path) -> None:
+    cycle = cycle_model(tmp_path, words=("é", " two"), follow={"é": "<|im_end|>"})
+    word = len(cycle.pieces) - 2 - (cycle.pieces[-1] == "<|unused|>")
+    assert cycle.id_of("é") == word
+    assert cycle.continuation(cycle.id_of(" two"), 2) == [word, cycle.id_of("<|im_end|>")]
+    assert TokenBytes.from_pretrained(tmp_path)[word] == "é".encode()
+    with pytest.raises(ValueError, match="three"):
+        cycle_model(tmp_path, words=("é", " two"), follow={" three": "é"})

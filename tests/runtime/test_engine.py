@@ -12,6 +12,7 @@ import pytest
 
 from endstop import Engine, SamplingParams, StopSet, TokenBytes
 from endstop.protocol.errors import RequestRefused
+from endstop.runtime.requests import RequestOptions
 from endstop.runtime.results import CompletionOutput, RequestOutput
 from endstop.runtime.token_model import Capabilities
 from endstop.testing import ScriptedModel, follow
@@ -491,4 +492,66 @@ def test_several_threads_may_wait_at_once() -> None:
         letters = [chr(97 + first), *(chr(97 + first + i) for i in range(4))]
         assert texts[first] == [letter * 20 for letter in letters]
     assert not engine.has_unfinished()
+    assert engine.stats.rows_computed_after_stop == 0
+
+
+def test_cancelled_comes_before_an_error_of_the_same_step() -> None:
+    def script(tokens: tuple[int, ...]) -> int:
+        if len(tokens) == 3:
+            engine.abort("x")
+            raise RuntimeError("no memory")
+        return 5
+
+    engine = engine_of(script)
+    engine.add([3], request_id="x")
+    results = []
+    while engine.has_unfinished():
+        results += engine.step()
+    output = results[0].outputs[0]
+    assert (output.stop_kind, output.token_ids, output.error) == ("cancelled", [5, 5], None)
+
+
+def test_several_conditions_at_once_are_tested_in_order() -> None:
+    now = [0.0]
+
+    def script(tokens: tuple[int, ...]) -> int:
+        now[0] += len(tokens) == 3  # the third token comes behind the deadline
+        return {1: 5, 2: 5, 3: 7}[len(tokens)]
+
+    engine = engine_of(script, clock=lambda: now[0])
+    base = SamplingParams(
+        stop="h",
+        stop_token_ids=[7],
+        max_tokens=3,
+        max_time=0.5,
+        repetition_detection={"max_pattern_size": 1, "min_count": 3},  # type: ignore[arg-type]
+    )
+    expected = {
+        "stop_string": {},
+        "stop_token": {"stop": ()},
+        "max_tokens": {"stop": (), "stop_token_ids": ()},
+    }
+    for kind, changes in expected.items():
+        now[0] = 0.0
+        output = engine.generate([[3]], base.replace(**changes))[0].outputs[0]
+        assert output.stop_kind == kind
+        assert output.generated_token_ids == [5, 5, 7]
+    now[0] = 0.0
+    later = base.replace(stop=(), stop_token_ids=(), max_tokens=9)
+    assert engine.generate([[3]], later)[0].outputs[0].stop_kind == "deadline"
+
+
+def test_a_consumer_may_end_another_request_within_the_step() -> None:
+    engine = engine_of({(3,): [5, 6, 7, 2], (4,): [5, 6, 7, 2]})
+    results = {}
+
+    def consume(delta: Any) -> None:
+        engine.cancel([other])
+
+    engine.add([3], request_id="first", on_delta=consume)
+    other = engine.submit([4], SamplingParams(), RequestOptions(request_id="other"))
+    while engine.has_unfinished():
+        results.update({output.request_id: output.outputs[0] for output in engine.step()})
+    assert (results["first"].stop_kind, results["first"].token_ids) == ("eos", [5, 6, 7])
+    assert results["other"].stop_kind == "cancelled"
     assert engine.stats.rows_computed_after_stop == 0

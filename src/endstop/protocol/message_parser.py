@@ -16,6 +16,7 @@ Rules that are choices (docs/tools.md has them all):
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -39,6 +40,8 @@ _SPACE = b" \t\r\n"
 _BETWEEN = b" \t\r\n;,"  # what may stand between two untagged calls
 _NAME = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 _IDENTIFIER = _NAME - frozenset(b".-")
+# Runs of these bytes, found by the regular expression engine: a name may be read again with every token.
+_RUNS = {these: re.compile(b"[" + re.escape(bytes(these)) + b"]+") for these in (_SPACE, _NAME, _IDENTIFIER)}
 # A JSON object that begins with one of these keys may be an untagged call.
 _CALL_KEYS = (b'"name"', b'"parameters"', b'"arguments"', b'"type"', b'"function"')
 
@@ -79,6 +82,7 @@ class MessageParser:
         self._start = 0  # where the call's text begins in the buffer
         self._object = 0  # where its JSON begins
         self._scan = 0  # where to read on
+        self._blank = 0  # up to where the buffer is known to be what may stand before an untagged call
         self._json = JsonObjectScanner()
         self._name = ""  # the name that stands before the arguments (mistral)
         self._depth = 0  # builtin: open brackets
@@ -133,9 +137,17 @@ class MessageParser:
         They are text of the current region, or of the call they stand in. No tag can begin before them
         and end behind them.
         """
-        if self._mode != "text":
-            return self.push(data, hidden)
         events: list[MessageEvent] = []
+        if self.region == "tool":
+            self._buffer += data
+            self._hidden += bytes([hidden]) * len(data)
+            while self.region == "tool" and _STEPS[self._mode](self, events):
+                pass
+            if self.region != "tool" and self._buffer:  # they ended the call, or it is none because of them
+                self._show(events, len(self._buffer))
+                self._untagged = False
+            self._received += len(data)
+            return events
         self._show(events, len(self._buffer))
         self._received += len(data)
         self._untagged = False
@@ -206,8 +218,9 @@ class MessageParser:
     def _untagged_call(self, events: list[MessageEvent]) -> bool | None:
         """Whether a JSON object that may be a call begins here; None while that is open."""
         buffer, size = self._buffer, len(self._buffer)
-        start = 0
+        start = self._blank  # not from 0 for every token: a message may begin with thousands of newlines
         while start < size and (buffer[start] in _BETWEEN or self._hidden[start]):
+            self._blank = start
             if self._hidden[start]:
                 rest = buffer[start:]
                 for tag in (self._open_tag, self._think):
@@ -278,7 +291,7 @@ class MessageParser:
         return self._end_call(events, end)
 
     def _read_close(self, events: list[MessageEvent]) -> bool:
-        position = self._skip(self._scan, _SPACE)
+        position = self._scan = self._skip(self._scan, _SPACE)
         matched = common_length(self._buffer, position, self._close_tag)
         if matched == len(self._close_tag):
             self._settle(position + matched)
@@ -447,6 +460,7 @@ class MessageParser:
         del self._buffer[:count]
         del self._hidden[:count]
         self._base += count
+        self._blank = 0
 
     def _show(self, events: list[MessageEvent], count: int) -> None:
         """Deliver the first `count` bytes of the buffer as text of the current region."""
@@ -478,9 +492,8 @@ class MessageParser:
 
     def _skip(self, position: int, these: bytes | frozenset[int]) -> int:
         """The first position from `position` on that holds none of these bytes."""
-        while position < len(self._buffer) and self._buffer[position] in these:
-            position += 1
-        return position
+        run = _RUNS[these].match(self._buffer, position)
+        return position if run is None else run.end()
 
     def _text(self, start: int, end: int) -> str:
         return self._buffer[start:end].decode("utf-8", "replace")

@@ -119,11 +119,18 @@ class BeamSearch:
         logits = self._forward(chunks)
         if self.request.cancelled:
             self.end("cancelled")
-        elif logits is not None and bool(logits.isnan().any()):
-            self.end("error")
         elif logits is not None:
-            self._extend(torch.log_softmax(logits.float(), dim=-1))
+            self._take(logits)
         return sum(len(chunk.tokens) for chunk in chunks)
+
+    def _take(self, logits: torch.Tensor) -> None:
+        if bool((logits.isnan() | (logits == torch.inf)).any()):
+            self.end("error")
+            return
+        # The log-softmax of a row without any continuation is NaN.
+        none = (logits == -torch.inf).all(dim=-1, keepdim=True)
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        self._extend(logprobs.masked_fill(none, -torch.inf))
 
     def end(self, kind: Literal["cancelled", "deadline", "error"]) -> None:
         """End from outside: the best running beam is delivered as it is."""

@@ -327,6 +327,9 @@ class EngineCore:
         self._deliver(sequence, step)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        if sequence.request.cancelled:  # cancelled comes first
+            self._end(sequence, "cancelled")
+            return
         sequence.error = f"{type(error).__name__}: {error}"
         self._end(sequence, "error")
 
@@ -388,7 +391,7 @@ class EngineCore:
             known.append(with_text(entry, self.pieces))
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """End what is unfinished of these requests before returning."""
+        """End what is unfinished of these requests before returning; within a step, with the next one."""
         unfinished = [request for request in requests if request.output is None]
         if not unfinished:
             return
@@ -396,7 +399,8 @@ class EngineCore:
             request.cancelled = True
             self._cancelled.append(request)
         with self._lock:
-            self._take_in()
+            if not self._in_step:
+                self._take_in()
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
@@ -447,9 +451,12 @@ class EngineCore:
     def load_weights(self, state_dict: Mapping[str, Any]) -> None:
         """Swap the model's weights (Hugging Face names) and empty the prefix cache.
 
-        Rows under way give their cache back and go on with the new weights.
+        Rows under way give their cache back and go on with the new weights. Raises RequestRefused while a
+        beam search runs, which could not.
         """
         with self._lock:
+            if self._searches:
+                raise RequestRefused("weights cannot be swapped while a beam search runs")
             self.scheduler.clear_cache()
             self.model.load_weights(state_dict)
 

@@ -38,7 +38,7 @@ class CycleModel:
     next: list[int]
 
     def id_of(self, text: str) -> int:
-        return self.pieces.index(text)
+        return _id_of(self.pieces, text)
 
     def continuation(self, token_id: int, count: int) -> list[int]:
         """The `count` ids that follow `token_id` greedily."""
@@ -85,7 +85,7 @@ def cycle_model(
     for place in range(len(words)):
         following[_FIRST_WORD + place] = _FIRST_WORD + (place + 1) % len(words)
     for before, after in (follow or {}).items():
-        following[pieces.index(before)] = pieces.index(after)
+        following[_id_of(pieces, before)] = _id_of(pieces, after)
 
     identity = torch.eye(size)
     head = torch.zeros(size, size)
@@ -183,6 +183,13 @@ def cycle_model(
         },
     )
     return CycleModel(directory, pieces, following)
+
+
+def _id_of(pieces: Sequence[str], text: str) -> int:
+    """The id of a text; a word before the byte that is shown as the same letter (é)."""
+    if text not in pieces:
+        raise ValueError(f"the cycle model has no token {text!r}")
+    return len(pieces) - 1 - pieces[::-1].index(text)
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:
