@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -40,7 +39,7 @@ def sources(stops: StopSet, token_id: int) -> list[str]:
     return [str(source) for source in stops.sources[token_id]]
 
 
-def test_b01_terminator_that_no_file_declares(tmp_path):
+def test_B01_terminator_that_no_file_declares(tmp_path):
     directory = write_model(
         tmp_path,
         LLAMA3_TOKENS,
@@ -64,7 +63,7 @@ def test_b01_terminator_that_no_file_declares(tmp_path):
     assert "128009 (<|eot_id|>)" in conflict.message
 
 
-def test_b02_base_eos_and_a_limit_left_over(tmp_path):
+def test_B02_base_eos_and_a_limit_left_over(tmp_path):
     directory = write_model(
         tmp_path,
         {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
@@ -83,7 +82,7 @@ def test_b02_base_eos_and_a_limit_left_over(tmp_path):
     assert [c.severity for c in stops.conflicts] == ["error", "warning", "warning", "warning"]
 
 
-def test_b06_gguf_misses_the_terminator(tmp_path):
+def test_B06_gguf_misses_the_terminator(tmp_path):
     tokens = ["a", "b", "ab", "</s>", "<|im_start|>", "<|im_end|>"]
     keys = {"tokenizer.ggml.eos_token_id": (4, 3), "tokenizer.chat_template": (STRING, CHATML)}
     path = tmp_path / "chat.gguf"
@@ -103,7 +102,7 @@ def test_b06_gguf_misses_the_terminator(tmp_path):
     assert sources(repaired, 5)[0] == "chat.gguf: tokenizer.ggml.eot_token_id"
 
 
-def test_b07_keys_of_a_gguf_file_have_roles(tmp_path):
+def test_B07_keys_of_a_gguf_file_have_roles(tmp_path):
     keys = {"tokenizer.ggml.eos_token_id": (4, 3), "tokenizer.ggml.eot_token_id": (4, 4)}
     more = {**keys, "tokenizer.ggml.eom_token_id": (4, 5)}
     path = tmp_path / "x.gguf"
@@ -114,7 +113,7 @@ def test_b07_keys_of_a_gguf_file_have_roles(tmp_path):
 
 
 @pytest.mark.parametrize("declared", [[128001, 128008, 128009], [128001, 128009]])
-def test_b07_the_token_behind_a_tool_call(tmp_path, declared):
+def test_B07_the_token_behind_a_tool_call(tmp_path, declared):
     directory = write_model(
         tmp_path,
         LLAMA3_TOKENS,
@@ -134,7 +133,7 @@ B09 = (
 )
 
 
-def test_b09_template_without_a_terminator(tmp_path):
+def test_B09_template_without_a_terminator(tmp_path):
     directory = write_model(
         tmp_path,
         {"<s>": 1, "</s>": 2, "<|start|>": 3},
@@ -147,7 +146,7 @@ def test_b09_template_without_a_terminator(tmp_path):
     assert [(c.code, c.severity) for c in stops.conflicts] == [("no_terminator", "error")]
 
 
-def test_b11_template_that_ignores_the_generation_prompt(tmp_path):
+def test_B11_template_that_ignores_the_generation_prompt(tmp_path):
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     config = {"eos_token": "<|im_end|>", "bos_token": "<s>"}
     directory = write_model(tmp_path / "a", CHATML_TOKENS, template=template, tokenizer_config=config)
@@ -487,8 +486,8 @@ def test_directory_that_holds_one_gguf_file(tmp_path):
     assert StopSet.from_pretrained(tmp_path).roles == {2: "eos"}
 
 
-def test_time_of_a_whole_process(tmp_path):
-    """`StopSet.from_pretrained` of a directory and of a GGUF file, the start of Python included."""
+def test_a_stop_set_needs_no_heavy_imports(tmp_path):
+    """Of a directory and of a GGUF file; benchmarks/imports.py says what it takes."""
     from endstop.protocol.gguf import (
         read_gguf_metadata,
         tokenizer_config_from_gguf,
@@ -503,16 +502,9 @@ def test_time_of_a_whole_process(tmp_path):
         "import sys; from endstop import StopSet; stops = StopSet.from_pretrained(sys.argv[1]); "
         "assert stops.ids == {2}; assert not {'torch', 'numpy', 'tokenizers'} & set(sys.modules)"
     )
-    for place, limit in (tmp_path, 0.5), (smollm2(), 1.0):
-        command = [sys.executable, "-c", code, str(place)]
+    for place in (tmp_path, smollm2()):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run(command, check=True, env=environment)
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            subprocess.run(command, check=True, env=environment)
-            times.append(time.perf_counter() - start)
-        assert min(times) < limit
+        subprocess.run([sys.executable, "-c", code, str(place)], check=True, env=environment)
 
 
 def test_every_code_has_a_severity():

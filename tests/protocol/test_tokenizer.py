@@ -22,7 +22,7 @@ def byte_ids(text: str) -> list[int]:
     return [1000 + byte for byte in text.encode()]
 
 
-def test_b12_one_bos(tmp_path):
+def test_B12_one_bos(tmp_path):
     tokens = {"<s>": 0, "<|user|>": 1}
     content = tokenizer_json(tokens, post_processor=BOS_PROCESSOR)
     with_bos = Tokenizer.from_pretrained(write_model(tmp_path / "a", tokenizer=content))
