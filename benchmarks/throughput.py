@@ -9,7 +9,9 @@ number of tokens; prefill, scheduling and the text (endstop's only) are included
 repetition warms up and is not counted. Reported are medians; a ratio is the median over repetitions of (their
 seconds / endstop's seconds).
 
-    --direct  runs the native model in a bare loop as a further contender: what the engine costs.
+    --direct     runs the native model in a bare loop as a further contender: what the engine costs.
+    --clock cpu  counts processor seconds of the whole process instead of seconds on the wall; with
+                 --threads 1 that gives sound ratios on a machine that is busy with other things.
 """
 
 from __future__ import annotations
@@ -110,26 +112,22 @@ def generate_batch_contender(model: Any) -> Contender:
 
 
 def measure(
-    contenders: dict[str, Contender],
-    rows: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    repetitions: int,
-    vocab_size: int,
+    contenders: dict[str, Contender], rows: int, vocab_size: int, options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Seconds of each contender in each repetition."""
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for repetition in range(-1, repetitions):
+    for repetition in range(-1, options.repetitions):
         generator = torch.Generator().manual_seed(1000 * rows + repetition + 1)
-        prompts = torch.randint(0, vocab_size, (rows, prompt_tokens), generator=generator).tolist()
+        prompts = torch.randint(0, vocab_size, (rows, options.prompt_tokens), generator=generator).tolist()
         names = list(contenders)
         shift = repetition % len(names)
         for name in names[shift:] + names[:shift]:
-            begin = time.perf_counter()
-            generated = contenders[name](prompts, new_tokens)
-            elapsed = time.perf_counter() - begin
+            begin = clock()
+            generated = contenders[name](prompts, options.new_tokens)
+            elapsed = clock() - begin
             lengths = {len(ids) for ids in generated}
-            if len(generated) != rows or lengths != {new_tokens}:
+            if len(generated) != rows or lengths != {options.new_tokens}:
                 raise RuntimeError(f"{name} gave {len(generated)} rows of {sorted(lengths)} tokens")
             if repetition >= 0:
                 seconds[name].append(elapsed)
@@ -170,6 +168,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--direct", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/throughput.json"))
@@ -198,6 +197,7 @@ def main() -> None:
         "model": options.model,
         "dtype": DTYPES[native.dtype],
         "threads": torch.get_num_threads(),
+        "clock": options.clock,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
         "repetitions": options.repetitions,
@@ -209,25 +209,19 @@ def main() -> None:
         "rows": {},
     }
     print(
-        f"{options.model}, {report['dtype']}, {report['threads']} threads, {options.prompt_tokens} prompt tokens, "
-        f"{options.new_tokens} new tokens, ignore_eos, greedy, median of {options.repetitions}"
+        f"{options.model}, {report['dtype']}, {report['threads']} threads, {options.clock} clock, prompts of "
+        f"{options.prompt_tokens}, {options.new_tokens} new tokens, ignore_eos, greedy, median of "
+        f"{options.repetitions}"
     )
     print(f"{'rows':>5} {'contender':<16} {'tokens/s':>10} {'best':>10}   endstop is faster by")
     for rows in options.rows:
-        seconds = measure(
-            contenders,
-            rows,
-            options.prompt_tokens,
-            options.new_tokens,
-            options.repetitions,
-            native.vocab_size,
-        )
+        seconds = measure(contenders, rows, native.vocab_size, options)
         result = report["rows"][str(rows)] = summary(seconds, rows * options.new_tokens)
         for name, values in result.items():
             ratio = values.get("endstop_is_faster_by")
+            speed, best = values["tokens_per_second"], values["best_tokens_per_second"]
             print(
-                f"{rows:>5} {name:<16} {values['tokens_per_second']:>10} {values['best_tokens_per_second']:>10}   "
-                + (f"{ratio:.2f}x" if ratio else ""),
+                f"{rows:>5} {name:<16} {speed:>10} {best:>10}   {f'{ratio:.2f}x' if ratio else ''}",
                 flush=True,
             )
     assert llm.engine.stats.rows_computed_after_stop == 0

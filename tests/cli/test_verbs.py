@@ -161,9 +161,9 @@ def test_render_saves_and_checks(endstop: Run, three: Path, home: Path) -> None:
     found = json.loads(endstop("render", str(three), "chats.jsonl", "--json").stdout)
     assert found[0]["text"] == ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n one<|im_end|>\n")
     supervised = [i for i, bit in zip(found[0]["ids"], found[0]["mask"], strict=True) if bit]
-    # ` one` in four bytes and the terminator, without the line end behind it.
-    assert supervised == found[0]["ids"][-6:-1]
-    assert supervised[-1] == 2
+    # ` one` and the terminator, without the line end behind it.
+    assert supervised == [259, 2]
+    assert found[0]["ids"][-3:-1] == supervised
     assert found[1]["escaped"] != []
     saved = endstop("render", str(three), "chats.jsonl", "--save", "renders.json")
     assert saved.returncode == 0, saved.stderr
@@ -237,3 +237,11 @@ def test_completion_knows_the_verbs(endstop: Run) -> None:
     assert "_ENDSTOP_COMPLETE" in script.stdout
     words = endstop(env={"_ENDSTOP_COMPLETE": "complete_bash", "COMP_WORDS": "endstop t", "COMP_CWORD": "1"})
     assert set(words.stdout.split()) == {"trace", "tokenize"}
+
+
+def test_logs_go_to_stderr_by_flag_or_variable(endstop: Run, three: Path) -> None:
+    quiet = endstop("chat", str(three), "-p", "Hi", *GREEDY)
+    assert (quiet.stdout, quiet.stderr) == (" one two three\n", "")
+    loud = endstop("chat", str(three), "-p", "Hi", *GREEDY, "-vv", "--temperature", "-1")
+    assert "Traceback" in loud.stderr
+    assert loud.stderr.splitlines()[-1].startswith("endstop: temperature must be")

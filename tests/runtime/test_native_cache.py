@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from endstop.runtime.native import segments
 from endstop.runtime.native.cache import SlotCache, round_up
 from endstop.runtime.token_model import RowChunk
 from tests.runtime.native_models import compute, expected_logits, tiny_pair, tokens_of
@@ -41,12 +42,38 @@ def operations() -> st.SearchStrategy[list[tuple[Any, ...]]]:
     )
 
 
+quick = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+any_operations = given(sequence=operations(), tight=st.booleans(), seed=st.integers(0, 100))
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-@given(sequence=operations(), tight=st.booleans(), seed=st.integers(0, 100))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@any_operations
+@quick
 def test_any_order_of_operations_equals_recomputation(
     family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int
 ) -> None:
+    run_operations(family, sequence, tight, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@any_operations
+@thorough
+def test_any_order_of_operations_equals_recomputation_thoroughly(
+    family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int
+) -> None:
+    run_operations(family, sequence, tight, seed)
+
+
+def run_operations(family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int) -> None:
+    """`tight` is a budget without room to grow, and segments cut finely."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "_WORTH_A_SEGMENT", 8 if tight else 4096)
+        check_operations(family, sequence, tight, seed)
+
+
+def check_operations(family: str, sequence: list[tuple[Any, ...]], tight: bool, seed: int) -> None:
     decoder, model = pairs(family, max_rows=6)
     model.cache = SlotCache(
         3,
@@ -156,6 +183,23 @@ def test_rows_that_decode_are_neighbours() -> None:
     assert others.isdisjoint(slots)
     model.forward([RowChunk(row, [4], 4) for row in decoding])
     assert sorted(model.cache.slot(row) for row in decoding) == slots
+
+
+def test_rows_of_very_different_lengths_attend_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long and short rows, opened in turn: a segment for each kind, and each row's logits as if alone."""
+    monkeypatch.setattr(segments, "_WORTH_A_SEGMENT", 100)
+    decoder, model = tiny_pair("gemma2", options={"max_position_embeddings": 512})
+    texts = [tokens_of(length, seed=length) for length in (300, 5, 270, 40, 7, 333, 3)]
+    rows = [model.open_row() for _ in texts]
+    model.forward([RowChunk(row, text[:-1], 0, "none") for row, text in zip(rows, texts, strict=True)])
+    last = [RowChunk(row, text[-1:], len(text) - 1) for row, text in zip(rows, texts, strict=True)]
+    with torch.inference_mode():
+        order, found = segments.lay_out(last, model.cache, model.config, model.dtype)
+    assert sorted(order) == list(range(7))
+    assert sorted((segment.rows, segment.blocks["full"][0].last) for segment in found) == [(3, 352), (4, 64)]
+    logits = model.forward(last).logits
+    expected = torch.cat([expected_logits(decoder, text)[-1:] for text in texts])
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_at_most_max_rows() -> None:

@@ -7,7 +7,6 @@ result and leaves nothing behind; no row is computed after its end.
 
 from __future__ import annotations
 
-import gc
 import random
 import weakref
 from collections import defaultdict
@@ -206,7 +205,6 @@ def check_cancellation(data: st.DataObject) -> None:
     assert engine.stats.rows_computed_after_stop == 0
     engine.close()
     assert engine.model.rows == {}  # type: ignore[attr-defined]
-    gc.collect()
     assert [reference() for reference in references if reference() is not None] == []
 
 

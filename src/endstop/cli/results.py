@@ -25,7 +25,7 @@ def output_dict(output: CompletionOutput) -> dict[str, Any]:
         found["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in output.tool_calls]
     for name in ("reasoning", "open_call", "error", "stop_logprob", "cumulative_logprob"):
         value = getattr(output, name)
-        if value is not None:
+        if value is not None and value != "":
             found[name] = value
     if output.logprobs is not None:
         found["logprobs"] = [_logprobs(entry) for entry in output.logprobs]

@@ -59,8 +59,10 @@ def verb(**groups: OptionGroup) -> Callable[[Callable[..., None]], Callable[...,
                 given[name] = {option: value for option, value in values.items() if value is not None}
             try:
                 function(**given)
-            except (KeyboardInterrupt, typer.Exit, typer.Abort, typer.BadParameter):
+            except (typer.Exit, typer.Abort, typer.BadParameter):
                 raise
+            except KeyboardInterrupt:
+                raise interrupted("Interrupted.") from None
             except BrokenPipeError as error:
                 silence(sys.stdout)
                 raise typer.Exit(PIPE_CLOSED) from error

@@ -108,23 +108,24 @@ class BeamSearch:
         self.done = False
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """One forward call; a chunk of the prompt, or one token for every running beam."""
+    def step(self) -> int:
+        """One forward call: a chunk of the prompt, or one token for every running beam.
+
+        Returns the number of computed tokens.
+        """
         if self.running[0].row is None:
             self.running[0].row = self.model.open_row()
-        logits = self._forward()
+        chunks = self._chunks()
+        logits = self._forward(chunks)
         if self.request.cancelled:
             self.end("cancelled")
-            return
-        if logits is None:
-            return
-        if bool((logits.isnan() | (logits == torch.inf)).any()):
+        elif logits is not None and bool((logits.isnan() | (logits == torch.inf)).any()):
             self.end("error")
-            return
-        # The log-softmax of a row without any continuation is NaN.
-        none = (logits == -torch.inf).all(dim=-1, keepdim=True)
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        self._extend(logprobs.masked_fill(none, -torch.inf))
+        elif logits is not None:
+            # The log-softmax of a row without any continuation is NaN.
+            none = (logits == -torch.inf).all(dim=-1, keepdim=True)
+            self._extend(torch.log_softmax(logits.float(), dim=-1).masked_fill(none, -torch.inf))
+        return sum(len(chunk.tokens) for chunk in chunks)
 
     def end(self, kind: Literal["cancelled", "deadline", "error"]) -> None:
         """End from outside: the best running beam is delivered as it is."""
@@ -142,20 +143,22 @@ class BeamSearch:
                 self.model.close_row(beam.row)
                 beam.row = None
 
-    def _forward(self) -> torch.Tensor | None:
-        """Logits [beams, V] behind every beam, None while the prompt is not computed to its end."""
+    def _chunks(self) -> list[RowChunk]:
+        """What comes next: of the prompt's row, or of every running beam."""
         if self.length == 0:
             tokens = self.prompt[self.computed : self.computed + self.max_batch_tokens]
             last = self.computed + len(tokens) == len(self.prompt)
-            chunks = [RowChunk(_row(self.running[0]), tokens, self.computed, "last" if last else "none")]
+            chunk = RowChunk(_row(self.running[0]), tokens, self.computed, "last" if last else "none")
             self.computed += len(tokens)
-        else:
-            last = True
-            start = len(self.prompt) + self.length - 1
-            chunks = [RowChunk(_row(beam), beam.generated_token_ids[-1:], start) for beam in self.running]
+            return [chunk]
+        start = len(self.prompt) + self.length - 1
+        return [RowChunk(_row(beam), beam.generated_token_ids[-1:], start) for beam in self.running]
+
+    def _forward(self, chunks: list[RowChunk]) -> torch.Tensor | None:
+        """Logits [beams, V] behind every beam, None while the prompt is not computed to its end."""
         calls = [chunks] if self.model.capabilities.batched else [[chunk] for chunk in chunks]
         parts: list[Any] = [self.model.forward(call).logits for call in calls]
-        if not last:
+        if chunks[0].logits == "none":
             return None
         if any(part is None for part in parts):
             raise RequestRefused("beam search needs logits, this model gives token ids only")

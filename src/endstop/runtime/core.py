@@ -419,6 +419,11 @@ class EngineCore:
         finally:
             del self._searches[request.id]
 
+    def count_search(self, rows_after_stop: int, tokens: int) -> None:
+        """What a beam search gave the model in one of its steps."""
+        self._stats.rows_computed_after_stop += rows_after_stop
+        self._stats.tokens_computed += tokens
+
     def step_for_one(self) -> None:
         """A step for who waits for one result: what else gets ready stays for those who call `step`."""
         with self._lock:

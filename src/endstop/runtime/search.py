@@ -47,7 +47,8 @@ def run_search(
                     elif _overdue(request, engine.clock()) and search.length == 0:
                         search.end("deadline")
                     elif admitted:
-                        search.step()
+                        ended = sum(beam.machine.finished for beam in search.running)
+                        engine.count_search(ended, search.step())
                 if engine.has_unfinished():
                     engine.step_for_one()
         except RequestRefused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def save_png(document: TraceDocument, path: str | Path, *, linear: bool = False)
         assert isinstance(text, Text)
         text.set_fontfamily(families)
         text.set_parse_math(False)  # a dollar sign in a token is no formula
+    # A font's missing weight or glyph is no news to a person who asked for a picture.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(str(path), format="png")
@@ -106,10 +109,8 @@ def _label_tokens(axes: Any, document: TraceDocument) -> None:
     """Under a short answer stand its tokens, under a long one their numbers."""
     if not 0 < len(document.texts) <= _MOST_LABELS:
         return
-    labels = [
-        visible(text or step.token)[:14]
-        for text, step in zip(document.texts, document.trace.steps, strict=True)
-    ]
+    # A token that ends inside a character completes no text.
+    labels = [visible(text)[:14] or "…" for text in document.texts]
     axes.set_xticks(
         range(1, len(labels) + 1), labels, rotation=60, ha="right", rotation_mode="anchor", fontsize=8
     )

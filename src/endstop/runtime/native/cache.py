@@ -151,24 +151,36 @@ class SlotCache:
             self._free.remove(slot)
             self._slot[row] = slot
 
-    def bring_together(self, rows: Sequence[int]) -> None:
-        """Move rows so that these lie side by side, in any order. All of them must have slots."""
-        slots = sorted(self._slot[row] for row in rows)
-        if slots[-1] - slots[0] == len(rows) - 1:
+    def bring_together(self, groups: Sequence[Sequence[int]]) -> None:
+        """Move rows so that those of each group lie side by side, in any order. All must have slots."""
+        if all(self._adjacent(group) for group in groups):
             return
+        slots = sorted(self._slot[row] for group in groups for row in group)
         # Of all places for them, the one where most of them lie already.
-        starts = [min(slot, self.slots - len(rows)) for slot in slots]
-        first = max(starts, key=lambda start: sum(start <= slot < start + len(rows) for slot in slots))
-        place = range(first, first + len(rows))
-        strangers = [row for row in self._slot.keys() - set(rows) if self._slot[row] in place]
-        holes = [slot for slot in place if slot in self._free]
-        for row in rows:
-            if self._slot[row] in place:
-                continue
-            if holes:
-                self._move(row, holes.pop())
-            else:
-                self._swap(row, strangers.pop())
+        starts = [min(slot, self.slots - len(slots)) for slot in slots]
+        place = max(starts, key=lambda start: sum(start <= slot < start + len(slots) for slot in slots))
+        row_at = {slot: row for row, slot in self._slot.items()}
+        for group in sorted(groups, key=lambda group: sum(self._slot[row] for row in group) / len(group)):
+            target = range(place, place + len(group))
+            place += len(group)
+            outside = [row for row in group if self._slot[row] not in target]
+            for slot in target:
+                other = row_at.get(slot)
+                if other in group:
+                    continue
+                row = outside.pop()
+                old = self._slot[row]
+                if other is None:
+                    self._move(row, slot)
+                    del row_at[old]
+                else:
+                    self._swap(row, other)
+                    row_at[old] = other
+                row_at[slot] = row
+
+    def _adjacent(self, rows: Sequence[int]) -> bool:
+        slots = [self._slot[row] for row in rows]
+        return max(slots) - min(slots) == len(slots) - 1
 
     def views(self, slot: int, rows: int) -> list[LayerView]:
         """The cache of `rows` slots from `slot` on, for every layer."""

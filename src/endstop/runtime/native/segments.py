@@ -17,8 +17,11 @@ from endstop.models.config import DecoderConfig, LayerType
 from endstop.runtime.native.cache import LENGTH_STEP, LayerView, SlotCache, round_up
 from endstop.runtime.token_model import RowChunk
 
-# Rows that add up to this many tokens attend together even if their lengths differ.
+# Rows with at most this many new tokens attend together even if their lengths differ.
 _SHORT_CHUNK = 8
+# Attending together costs what the longest row costs. Shorter rows are a segment of their own if that saves
+# this many positions: reading so many takes a few times as long as the calls of one more segment.
+_WORTH_A_SEGMENT = 4096
 # Scores held at once (elements): longer chunks are computed in blocks of queries.
 _MAX_SCORES = 1 << 24
 
@@ -76,20 +79,22 @@ def lay_out(
     chunks: Sequence[RowChunk], cache: SlotCache, config: DecoderConfig, dtype: torch.dtype
 ) -> tuple[list[int], list[Segment]]:
     """Order of the chunks on the flat axis and their segments. Rows that decode are brought together."""
-    groups: dict[tuple[int, int], list[int]] = {}
+    alike: dict[tuple[int, int], list[int]] = {}
     for index, chunk in enumerate(chunks):
         tokens = len(chunk.tokens)
-        groups.setdefault((tokens, -1 if tokens <= _SHORT_CHUNK else chunk.start), []).append(index)
-    largest = max(
-        (group for (tokens, _), group in groups.items() if tokens <= _SHORT_CHUNK), key=len, default=[]
-    )
-    if len(largest) > 1:
-        cache.bring_together([chunks[index].row for index in largest])
+        alike.setdefault((tokens, -1 if tokens <= _SHORT_CHUNK else chunk.start), []).append(index)
+    groups: list[list[int]] = []
+    for (tokens, _), indices in alike.items():
+        groups += _by_length(indices, chunks) if tokens <= _SHORT_CHUNK else [indices]
+    decoding = [group for group in groups if len(chunks[group[0]].tokens) == 1]
+    if decoding:
+        cache.bring_together([[chunks[index].row for index in group] for group in decoding])
 
     order: list[int] = []
     segments: list[Segment] = []
     offset = 0
-    for (tokens, _), group in groups.items():
+    for group in groups:
+        tokens = len(chunks[group[0]].tokens)
         group.sort(key=lambda index: cache.slot(chunks[index].row))
         for run in _neighbours(group, [cache.slot(chunks[index].row) for index in group]):
             starts = [chunks[index].start for index in run]
@@ -98,6 +103,26 @@ def lay_out(
             offset += len(run) * tokens
             order += run
     return order, segments
+
+
+def _by_length(indices: list[int], chunks: Sequence[RowChunk]) -> list[list[int]]:
+    """Cut rows into groups of similar length, longest first.
+
+    Lengths differ by powers of two, so that rows seldom change their group (and their slot) as they grow.
+    """
+    classes: dict[int, list[int]] = {}
+    for index in indices:
+        classes.setdefault(chunks[index].start.bit_length(), []).append(index)
+    groups: list[list[int]] = []
+    longest = 0
+    for power in sorted(classes, reverse=True):
+        length = max(chunks[index].start for index in classes[power])
+        if groups and (longest - length) * len(classes[power]) < _WORTH_A_SEGMENT:
+            groups[-1] += classes[power]
+        else:
+            groups.append(classes[power])
+            longest = length
+    return groups
 
 
 def _neighbours(items: list[int], slots: list[int]) -> list[list[int]]:
