@@ -12,6 +12,7 @@ import pytest
 
 from endstop import Engine, SamplingParams, StopSet, TokenBytes
 from endstop.protocol.errors import RequestRefused
+from endstop.protocol.toolcalls import ToolSyntax
 from endstop.runtime.requests import RequestOptions
 from endstop.runtime.results import CompletionOutput, RequestOutput
 from endstop.runtime.token_model import Capabilities
@@ -472,29 +473,6 @@ def test_close_ends_everything() -> None:
     assert engine.model.rows == {}  # type: ignore[attr-defined]
 
 
-def test_several_threads_may_wait_at_once() -> None:
-    model = ScriptedModel(lambda tokens: tokens[0], vocab_size=26)
-    engine = Engine(model, STOPS, LETTERS, max_rows=4)
-    texts: dict[int, list[str]] = {}
-
-    def work(first: int) -> None:
-        prompts = [[first + i] for i in range(4)]
-        streamed = "".join(delta.text for delta in engine.stream([first], SamplingParams(max_tokens=20)))
-        results = engine.generate(prompts, SamplingParams(max_tokens=20))
-        texts[first] = [streamed, *(result.outputs[0].text for result in results)]
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in (3, 7, 11, 15)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    for first in (3, 7, 11, 15):
-        letters = [chr(97 + first), *(chr(97 + first + i) for i in range(4))]
-        assert texts[first] == [letter * 20 for letter in letters]
-    assert not engine.has_unfinished()
-    assert engine.stats.rows_computed_after_stop == 0
-
-
 def test_cancelled_comes_before_an_error_of_the_same_step() -> None:
     def script(tokens: tuple[int, ...]) -> int:
         if len(tokens) == 3:
@@ -555,3 +533,35 @@ def test_a_consumer_may_end_another_request_within_the_step() -> None:
     assert (results["first"].stop_kind, results["first"].token_ids) == ("eos", [5, 6, 7])
     assert results["other"].stop_kind == "cancelled"
     assert engine.stats.rows_computed_after_stop == 0
+
+
+def test_several_threads_may_wait_at_once() -> None:
+    model = ScriptedModel(lambda tokens: tokens[0], vocab_size=26)
+    engine = Engine(model, STOPS, LETTERS, max_rows=4)
+    texts: dict[int, list[str]] = {}
+
+    def work(first: int) -> None:
+        prompts = [[first + i] for i in range(4)]
+        streamed = "".join(delta.text for delta in engine.stream([first], SamplingParams(max_tokens=20)))
+        results = engine.generate(prompts, SamplingParams(max_tokens=20))
+        texts[first] = [streamed, *(result.outputs[0].text for result in results)]
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (3, 7, 11, 15)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for first in (3, 7, 11, 15):
+        letters = [chr(97 + first), *(chr(97 + first + i) for i in range(4))]
+        assert texts[first] == [letter * 20 for letter in letters]
+    assert not engine.has_unfinished()
+    assert engine.stats.rows_computed_after_stop == 0
+
+
+def test_a_request_with_a_tool_syntax_has_the_fields_of_a_message() -> None:
+    pieces = TokenBytes([b"hi ", b'<tool_call>{"name": "f"}</tool_call>', b"<eos>"], special={2})
+    model = ScriptedModel({(0,): [0, 1, 2]}, vocab_size=3)
+    engine = Engine(model, StopSet.of({2: "eos"}), pieces)
+    output = engine.generate([[0]], tools=ToolSyntax("hermes"))[0].outputs[0]
+    assert (output.finish_reason, output.stop_kind, output.content) == ("tool_calls", "eos", "hi ")
+    assert [call.name for call in output.tool_calls] == ["f"]

@@ -31,7 +31,8 @@ class RequestOptions:
     Attributes:
         request_id: None numbers the requests.
         prompt_text: shown in the result where the prompt is given as ids.
-        chat: fill the message fields of the result. tools, reasoning: the syntax that splits the message.
+        chat: fill the message fields of the result. tools, reasoning: the syntax that splits the message;
+            each of them means chat.
         make_tool: makes the in-stream tool of each choice.
         on_delta: gets what is new in each choice as it comes. on_output: gets the terminal result. Both
             run in the stepping thread and should only hand things on.
@@ -84,7 +85,8 @@ class RequestMaker:
             secrets.randbits(64) if params.seed is None else params.seed,
             self.clock(),
         )
-        request.is_chat = options.chat
+        # Who names a syntax wants the parts: a result with `tool_calls` as its reason has them.
+        request.is_chat = options.chat or options.tools is not None or options.reasoning is not None
         request.on_delta, request.on_output = options.on_delta, options.on_output
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
