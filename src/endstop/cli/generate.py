@@ -14,6 +14,7 @@ from endstop.cli.options import MODEL, SAMPLING, ModelArgument, sampling_params
 from endstop.cli.verb import verb
 
 if TYPE_CHECKING:
+    from endstop.cli.output import check_place
     from endstop.cli.session import Session
 
 app = verb_app()
@@ -52,12 +53,14 @@ def generate(
     Example: endstop generate smollm2-135m-instruct --file questions.txt --chat --out answers.jsonl
     """
     from endstop.cli.batch import read_prompts, run_batch
+    from endstop.cli.output import check_place
     from endstop.cli.session import open_model, require_template
 
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
     if prompts and file is not None:
         raise typer.BadParameter("prompts come either as arguments or from --file")
+    check_place(out)
     items = read_prompts(prompts, file, jsonl, sys.stdin, chat=chat, system=system)
     with open_model(model, model_flags, sampling, template) as session:
         params = sampling_params(sampling, session.directory, trace=trace)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from endstop.protocol.errors import EndstopError
 from endstop.view.marks import readable
 
 if TYPE_CHECKING:
@@ -35,6 +37,12 @@ def write_line(text: str = "") -> None:
 
 def write_json(value: Any, indent: int | None = 2) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)
+
+
+def check_place(path: Path | None) -> None:
+    """Refuse a file that cannot be written before a model has worked for it."""
+    if path is not None and not path.parent.is_dir():
+        raise EndstopError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
 def note(text: str = "") -> None:

@@ -57,8 +57,10 @@ def trace(
 
     Example: endstop trace smollm2-135m-instruct "How do you say thank you in Chinese?" --html trace.html
     """
-    from endstop.cli.output import console, note
+    from endstop.cli.output import check_place, console, note
 
+    for place in (html, png):
+        check_place(place)
     interrupted = False
     if load is not None:
         document = _loaded(load)
