@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from endstop import SamplingParams
-from endstop.runtime.distribution import invert, invert_listed, restricted, weights_of
+from endstop.runtime.distribution import (
+    invert,
+    invert_listed,
+    largest_weights,
+    restricted,
+    weights_of,
+)
 from endstop.runtime.draw import uniform
 from endstop.runtime.sampler import banned_by_bad_words, sample
 
@@ -140,6 +146,16 @@ def test_inversion_takes_the_first_id_whose_cumulative_mass_exceeds_the_draw() -
     draws = [0.0, 0.2499, 0.25, 0.9, 1 - 2**-52]
     assert invert(weights, draws) == [1, 1, 3, 3, 3]
     assert invert_listed(torch.tensor([[0, 1, 2, 3]] * 5), weights, draws) == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("count", [1, 5, 299, 300])
+def test_the_largest_weights_however_they_are_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    weights = torch.rand(3, 300, generator=torch.Generator().manual_seed(1))
+    by_torch = largest_weights(weights, count) if count <= 128 else torch.topk(weights, count)
+    monkeypatch.setattr("endstop.runtime.distribution._SHORT", 0)
+    values, ids = largest_weights(weights, count)
+    assert torch.equal(values, by_torch[0])
+    assert torch.equal(ids, by_torch[1])
 
 
 @given(st.integers(1, 1100), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True))
