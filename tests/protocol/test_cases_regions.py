@@ -57,6 +57,13 @@ def test_B53_one_call_only_where_parallel_calls_are_off():
     assert arguments(machine) == [("w", {"c": "LA"})]
     assert (machine.finish_reason, machine.stop_kind) == ("tool_calls", "tool_end")
     assert machine.generated_token_ids == machine.token_ids == [0, 1, 2]
+    assert machine.stop_reason == "</tool_call>"
+
+
+def test_broken_json_between_tags_is_reported_and_no_call():
+    machine = run(["<tool_call>", '{"name": w}', "</tool_call>", EOS], end=3, tools=HERMES)
+    assert (machine.tool_calls, machine.broken_calls, machine.content) == ((), ('{"name": w}',), "")
+    assert machine.finish_reason == "stop"
 
 
 def test_B53_a_close_tag_in_a_string_is_no_close_tag():

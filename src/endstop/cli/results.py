@@ -23,9 +23,9 @@ def output_dict(output: CompletionOutput) -> dict[str, Any]:
     if output.content is not None:
         found["content"] = output.content
         found["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in output.tool_calls]
-    for name in ("reasoning", "open_call", "error", "stop_logprob", "cumulative_logprob"):
+    for name in ("reasoning", "open_call", "broken_calls", "error", "stop_logprob", "cumulative_logprob"):
         value = getattr(output, name)
-        if value is not None and value != "":
+        if value is not None and value != "" and value != ():
             found[name] = value
     if output.logprobs is not None:
         found["logprobs"] = [_logprobs(entry) for entry in output.logprobs]

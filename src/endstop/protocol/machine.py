@@ -243,7 +243,7 @@ class StopMachine:
             return self._end_by_id(token_id, text.flush(text.end if self._include else before))
         if found is not None:
             self._kept = len(self._ids)
-            return self._end("tool_end", found.written, text.flush(found.end))
+            return self._end("tool_end", found.close_tag, text.flush(found.end))
         return self._after(self._show(text.release()))
 
     def _take_forced(self, piece: bytes, hidden: bool) -> StopStep:
@@ -465,6 +465,11 @@ class StopMachine:
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The complete tool calls."""
         return () if self._regions is None else self._regions.calls
+
+    @property
+    def broken_calls(self) -> tuple[str, ...]:
+        """What stands between the tags of a call but is none: broken JSON, no name."""
+        return () if self._regions is None else self._regions.broken_calls
 
     @property
     def open_call(self) -> str | None:

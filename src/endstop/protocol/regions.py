@@ -21,18 +21,19 @@ class CompleteCall(NamedTuple):
     """The first complete tool call where only one is wanted: the row ends behind it."""
 
     end: int
-    written: str
+    close_tag: str | None
 
 
 class Regions:
     """Both readers of one row, and the stop strings of each region."""
 
-    __slots__ = ("_content", "_one_call", "_reasoning", "_shown", "_stop", "_written")
+    __slots__ = ("_close_tag", "_content", "_one_call", "_reasoning", "_shown", "_stop", "_written")
 
     def __init__(self, params: SamplingParams, tools: ToolSyntax | None, reasoning: Reasoning | None) -> None:
         self._written = MessageParser(tools, reasoning)
         self._shown = MessageParser(tools, reasoning)
         self._one_call = tools is not None and not tools.parallel
+        self._close_tag = (tools.close_tag or None) if tools is not None else None
         self._content: list[str] = []
         self._reasoning: list[str] = []
         # A stop string that is a tag itself counts everywhere, whatever the scope.
@@ -59,7 +60,7 @@ class Regions:
             if event.kind == "border":
                 text.reset(compile_stop_strings(self._stop[event.region] if active else ()))
             elif self._one_call and event.call is not None:
-                return CompleteCall(text.end, event.call.raw)
+                return CompleteCall(text.end, self._close_tag)
         return text.feed(piece[read:], hidden)
 
     def take_forced(self, piece: bytes, hidden: bool) -> None:
@@ -92,6 +93,10 @@ class Regions:
         return self._shown.calls
 
     @property
+    def broken_calls(self) -> tuple[str, ...]:
+        return self._shown.broken_calls
+
+    @property
     def open_call(self) -> str | None:
         return self._shown.open_call
 
@@ -99,5 +104,5 @@ class Regions:
         other = object.__new__(Regions)
         other._written, other._shown = self._written.fork(), self._shown.fork()
         other._content, other._reasoning = list(self._content), list(self._reasoning)
-        other._one_call, other._stop = self._one_call, self._stop
+        other._one_call, other._close_tag, other._stop = self._one_call, self._close_tag, self._stop
         return other

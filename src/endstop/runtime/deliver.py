@@ -68,6 +68,7 @@ def completion_of(sequence: Sequence) -> CompletionOutput:
     if sequence.request.is_chat:
         completion.content, completion.reasoning = machine.content, machine.reasoning
         completion.tool_calls, completion.open_call = machine.tool_calls, machine.open_call
+        completion.broken_calls = machine.broken_calls
     return completion
 
 

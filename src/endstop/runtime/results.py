@@ -56,8 +56,8 @@ class CompletionOutput:
             what lies behind a cut. The mask is 1 for sampled and 0 for forced tokens.
         finish_reason: `stop`, `length`, `tool_calls`, `abort` or `error`. stop_kind: the precise cause.
         stop_reason: the id or string that ended the row, else None.
-        content, reasoning, tool_calls, open_call: the message, for chat; `open_call` is the text of a
-            call that was cut and therefore is none.
+        content, reasoning, tool_calls: the message, for chat. open_call: the text of a call that was cut
+            and therefore is none. broken_calls: what stood between the tags of calls but is none.
         trace: P(stop) step by step, where `params.trace` asked for it.
         error: one sentence where finish_reason is `error`.
     """
@@ -78,6 +78,7 @@ class CompletionOutput:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     open_call: str | None = None
+    broken_calls: tuple[str, ...] = ()
     trace: Trace | None = None
     error: str | None = None
 

@@ -275,6 +275,7 @@ class StopAdapter:
         if self.tools is not None or self.reasoning is not None:
             result.content, result.reasoning = machine.content, machine.reasoning
             result.tool_calls, result.open_call = machine.tool_calls, machine.open_call
+            result.broken_calls = machine.broken_calls
         return result
 
 
