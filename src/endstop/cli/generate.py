@@ -14,7 +14,6 @@ from endstop.cli.options import MODEL, SAMPLING, ModelArgument, sampling_params
 from endstop.cli.verb import verb
 
 if TYPE_CHECKING:
-    from endstop.cli.output import check_place
     from endstop.cli.session import Session
 
 app = verb_app()
