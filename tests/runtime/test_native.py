@@ -258,7 +258,8 @@ def test_tied_weights_need_no_head() -> None:
 def test_from_pretrained(tmp_path: Path) -> None:
     decoder, _ = tiny_pair("gemma2")
     save_pretrained(decoder, tmp_path / "model")
-    model = NativeModel.from_pretrained(tmp_path / "model", dtype="float32")
+    model = NativeModel.from_pretrained(tmp_path / "model", dtype="float32", device="cpu")
+    assert NativeModel.from_pretrained(tmp_path / "model", device="auto").vocab_size == 61
     tokens = tokens_of(8)
     close(compute(model, model.open_row(), tokens), expected_logits(decoder, tokens))
 
@@ -320,6 +321,8 @@ def test_settings_out_of_range_are_refused() -> None:
     config, state = decoder.config, decoder.state_dict()
     for settings, message in [
         ({"dtype": "float16"}, "dtype must be"),
+        ({"device": "gpu0"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not 'gpu0'"),
+        ({"device": "cuda:99"}, "there is no device 'cuda:99' here"),
         ({"max_rows": 0}, "max_rows must be"),
         ({"context_len": 0}, "context_len must be"),
         ({"memory_budget": -1}, "memory_budget must be"),

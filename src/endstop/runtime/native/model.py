@@ -57,10 +57,8 @@ class NativeModel:
         consume: the state dict is emptied as it is read, so that less memory is needed.
         Raises ValueError for weights that do not fit the config and for settings out of range.
         """
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         self.config = config
-        self.device = torch.device(device)
+        self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self.vocab_size = config.vocab_size
         self.context_len = config.max_position_embeddings if context_len is None else context_len
@@ -108,7 +106,7 @@ class NativeModel:
         config = read_config(directory)
         return cls(
             config,
-            load_state_dict(directory, config=config, dtype=choose_dtype(dtype, torch.device(device))),
+            load_state_dict(directory, config=config, dtype=choose_dtype(dtype, choose_device(device))),
             dtype=dtype,
             device=device,
             max_rows=max_rows,
@@ -327,6 +325,19 @@ def _wanted(chunks: Sequence[RowChunk], order: list[int]) -> list[int]:
         elif chunk.logits == "all":
             wanted.extend(range(begins[index], end))
     return wanted
+
+
+def choose_device(device: str) -> torch.device:
+    """The device by name; "auto" is cuda or else the CPU. Raises ValueError for one that is not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}") from None
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no device {device!r} here; use device='cpu'")
+    return chosen
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
