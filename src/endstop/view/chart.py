@@ -32,8 +32,10 @@ def chart_svg(document: TraceDocument, scale: Scale, hidden: bool = False) -> st
         height = log_height(value, floor) if scale == "log" else value
         return bottom - height * (bottom - _TOP)
 
+    # The end of a short answer is in sight on a narrow window too.
+    fits = ' class="fits"' if width == _WIDTH else ""
     parts = [
-        f'<svg data-scale="{scale}" viewBox="0 0 {width} {_HEIGHT}" width="{width}" height="{_HEIGHT}" '
+        f'<svg data-scale="{scale}"{fits} viewBox="0 0 {width} {_HEIGHT}" width="{width}" height="{_HEIGHT}" '
         f'role="img" aria-label="P(stop) of {len(steps)} tokens, {scale} scale"{" hidden" if hidden else ""}>'
     ]
     for mark, label in _ticks(scale, floor):
