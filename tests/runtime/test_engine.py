@@ -123,6 +123,12 @@ def test_prompts_that_cannot_be_computed_are_refused(prompt: Any, message: str) 
     assert not engine.has_unfinished()
 
 
+def test_a_dict_is_not_taken_for_a_list_of_its_keys() -> None:
+    for prompt in ({"prompt": "Hi"}, {"prompt_token_ids": [3, 4]}):
+        with pytest.raises(RequestRefused, match="a prompt is a text or a list of token ids, got"):
+            engine_of(lambda tokens: 5).generate(prompt)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("params", [{"stop_token_ids": [26]}, {"logit_bias": {26: 1.0}}, {"bad_words": "x"}])
 def test_parameters_that_the_model_cannot_serve_are_refused(params: dict[str, Any]) -> None:
     engine = engine_of(lambda tokens: 5)
