@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from endstop.protocol.errors import BrokenModel
+from endstop.protocol.errors import BrokenModel, RequestRefused
 from endstop.protocol.tokenizer import Tokenizer
 from tests.protocol.model_dirs import CHATML, added, smollm2, tokenizer_json, write_model
 
@@ -20,6 +20,13 @@ BOS_PROCESSOR = {
 
 def byte_ids(text: str) -> list[int]:
     return [1000 + byte for byte in text.encode()]
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path):
+    tokenizer = Tokenizer.from_pretrained(write_model(tmp_path, tokenizer=tokenizer_json({"<s>": 0})))
+    for encode in (tokenizer.encode, tokenizer.encode_text, tokenizer.encode_with_offsets):
+        with pytest.raises(RequestRefused, match="half a surrogate pair"):
+            encode("a\ud800")
 
 
 def test_B12_one_bos(tmp_path):

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from endstop.protocol.errors import BrokenModel
+from endstop.protocol.errors import BrokenModel, RequestRefused
 from endstop.protocol.model_files import (
     ChatTemplate,
     chat_templates,
@@ -176,7 +176,7 @@ class Tokenizer:
         Texts of added tokens in it become those tokens. With `add_special_tokens` false nothing is
         added around it: for text that came out of a chat template.
         """
-        encoding = self._inner.encode(text, add_special_tokens=False)
+        encoding = _encoded(self._inner, text)
         if add_special_tokens and self._post_processor is not None:
             encoding = self._post_processor.process(encoding, None, True)
         ids: list[int] = encoding.ids
@@ -188,12 +188,12 @@ class Tokenizer:
         For text without any added token's text this is `encode(text, add_special_tokens=False)`,
         SentencePiece's prefix included: a tokenizer that puts a blank before text puts one here as well.
         """
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encoded(self._plain, text).ids
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids (nothing added around them) and for each the characters [start, end) it stands for."""
-        encoding = self._inner.encode(text, add_special_tokens=False)
+        encoding = _encoded(self._inner, text)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -308,3 +308,13 @@ def _without_pieces(model: Mapping[str, Any], texts: set[str]) -> dict[str, Any]
             pair for pair in _merge_pairs(model) if texts.isdisjoint((pair[0], pair[1], "".join(pair)))
         ]
     return changed
+
+
+def _encoded(inner: Any, text: str) -> Any:
+    """The encoding of `text` with nothing added around it. Raises RequestRefused for what is no Unicode."""
+    try:
+        return inner.encode(text, add_special_tokens=False)
+    except TypeError:
+        if isinstance(text, str):
+            raise RequestRefused("the text holds half a surrogate pair, which is no valid Unicode") from None
+        raise
