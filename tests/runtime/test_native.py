@@ -321,7 +321,7 @@ def test_settings_out_of_range_are_refused() -> None:
     config, state = decoder.config, decoder.state_dict()
     for settings, message in [
         ({"dtype": "float16"}, "dtype must be"),
-        ({"device": "gpu0"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not 'gpu0'"),
+        ({"device": "gpu0"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', not 'gpu0'"),
         ({"device": "cuda:99"}, "there is no device 'cuda:99' here"),
         ({"max_rows": 0}, "max_rows must be"),
         ({"context_len": 0}, "context_len must be"),

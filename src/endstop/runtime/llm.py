@@ -203,12 +203,10 @@ def load_token_model(
 
 
 def available_device(device: str) -> str:
-    """`device`, where "auto" is CUDA if there is one, else the CPU."""
-    import torch
+    """`device`, where "auto" is CUDA if there is one, else the CPU. Raises ValueError for one not here."""
+    from endstop.runtime.native.model import choose_device
 
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(choose_device(device))
 
 
 def is_conversation(prompt: Any) -> bool:

@@ -334,8 +334,9 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {device!r}") from None
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', not {device!r}") from None
+    missing = chosen.type == "mps" and not torch.backends.mps.is_available()
+    if missing or (chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"there is no device {device!r} here; use device='cpu'")
     return chosen
 
