@@ -166,7 +166,7 @@ def test_broken_input_files(endstop: Run, three: Path, home: Path) -> None:
     assert "must hold a list of messages" in one_sentence(endstop("render", str(three), "chat.json"))
     (home / "trace.json").write_text('{"version": 99, "trace": {}}')
     assert "trace.json" in one_sentence(endstop("trace", "--load", "trace.json"))
-    assert "There is no prompt" in one_sentence(endstop("generate", str(three), stdin="\n"))
+    assert "there is no prompt" in one_sentence(endstop("generate", str(three), stdin="\n"))
 
 
 def test_places_to_write_are_checked_before_the_model_runs(endstop: Run) -> None:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from endstop.cli.inputs import lines, read_file, read_stdin
 from endstop.cli.output import console, note
 from endstop.cli.results import result_dict
 from endstop.protocol.errors import EndstopError
+from endstop.protocol.params import FIELD_NAMES
 
 if TYPE_CHECKING:
     from endstop.cli.session import Session
@@ -55,12 +57,11 @@ def read_prompts(
         if file is None and stdin.isatty():
             note("Prompts, a line each; Ctrl-D ends.")
         name = "stdin" if file is None else str(file)
-        text = stdin.read() if file is None else file.read_text(encoding="utf-8")
+        text = read_stdin(stdin) if file is None else read_file(file)
         as_json = jsonl or (file is not None and file.suffix in (".jsonl", ".ndjson"))
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-        items = [_parsed(name, number, line) if as_json else line for number, line in lines]
+        items = [_parsed(name, number, line) if as_json else line for number, line in lines(text)]
     if not items:
-        raise EndstopError("There is no prompt: give one as an argument, in --file or on stdin.")
+        raise EndstopError("there is no prompt: give one as an argument, in --file or on stdin.")
     if not chat:
         return items
     before = [{"role": "system", "content": system}] if system is not None else []
@@ -72,14 +73,25 @@ def _parsed(name: str, number: int, line: str) -> Item:
         value = json.loads(line)
     except ValueError as error:
         raise EndstopError(f"{name}, line {number} is not valid JSON: {error}.") from None
+    prompt, messages = value, None
     if isinstance(value, dict):
-        value = value.get("messages", value.get("prompt"))
-    good = isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
+        ignored = sorted(FIELD_NAMES & value.keys())
+        if ignored:
+            raise EndstopError(
+                f"{name}, line {number} sets {', '.join(ignored)}: parameters hold for all prompts of a run, "
+                "give them as flags."
+            )
+        prompt, messages = value.get("prompt"), value.get("messages")
+    if isinstance(prompt, str) and messages is None:
+        return prompt
+    if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
+        if prompt is None:
+            return messages
+        raise EndstopError(f"{name}, line {number} has both prompt and messages.")
+    raise EndstopError(
+        f"{name}, line {number} must be a text, or an object with a text as `prompt` or a list of "
+        "messages as `messages`."
     )
-    if not good:
-        raise EndstopError(f"{name}, line {number} has neither a text, nor a prompt, nor messages.")
-    return value  # type: ignore[no-any-return]
 
 
 def run_batch(session: Session, items: list[Item], params: SamplingParams, stream: TextIO) -> BatchReport:

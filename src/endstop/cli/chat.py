@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from endstop.cli.session import Answer, Session
 
 app = verb_app()
+
+# One word behind a slash is meant as a command; a path or a sentence goes to the model.
+_COMMAND = re.compile(r"/[A-Za-z]+")
 
 
 @app.command("chat")
@@ -54,11 +58,13 @@ def chat(
     if raw and (system is not None or template is not None):
         raise typer.BadParameter("--raw sends no template, so --system and --template have no place in it")
     if prompt == "-":
-        prompt = sys.stdin.read()
+        from endstop.cli.inputs import read_stdin
+
+        prompt = read_stdin()
     with open_model(model, model_flags, sampling, template) as session:
         params = sampling_params(sampling, session.directory, trace=stats)
         if params.n != 1:
-            raise ValueError("chat shows one answer; for --n use `endstop generate`")
+            raise ValueError("chat shows one answer; for --n use `endstop generate`.")
         if not raw:
             require_template(session, "send the prompt as it is with --raw")
         start = [{"role": "system", "content": system}] if system is not None else []
@@ -99,6 +105,9 @@ def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: b
             note("The conversation starts anew.")
             continue
         if not line.strip():
+            continue
+        if _COMMAND.fullmatch(line.strip()):
+            note(f"There is no command {line.strip()}; there are /reset and /exit.")
             continue
         asked: Any = line if raw else [*messages, {"role": "user", "content": line}]
         try:

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from endstop.cli.inputs import lines, read_file, read_stdin
 from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
@@ -39,20 +40,20 @@ def read_conversations(
     """Conversations from `-m role:text` flags, a JSON or JSONL file, or stdin for `-`."""
     if flags:
         if file is not None:
-            raise EndstopError("Messages come either from -m or from a file, not from both.")
+            raise EndstopError("messages come either from -m or from a file, not from both.")
         return [[_message(flag) for flag in flags]]
     if file is None:
-        raise EndstopError("There is no message: give -m ROLE:TEXT, or a file with messages.")
+        raise EndstopError("there is no message: give -m ROLE:TEXT, or a file with messages.")
     name = "stdin" if str(file) == "-" else str(file)
-    text = stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    text = read_stdin(stdin) if str(file) == "-" else read_file(file)
     try:
         return [_conversation(name, json.loads(text))]
     except ValueError as whole:
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 2:
+        numbered = lines(text)
+        if len(numbered) < 2:
             raise EndstopError(f"{name} is not valid JSON: {whole}.") from None
     found = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in numbered:
         try:
             found.append(_conversation(f"{name}, line {number}", json.loads(line)))
         except ValueError as error:
@@ -117,12 +118,14 @@ def save_renders(
 def check_renders(path: Path, renderer: ChatRenderer) -> tuple[list[str], int]:
     """A sentence for each stored render that comes out differently here, and how many there are in all."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path))
         if content["version"] != RENDERS_VERSION:
             raise EndstopError(
                 f"{path} has version {content['version']!r}, this endstop reads {RENDERS_VERSION}."
             )
         jobs = [(_stored(entry), str(entry["text"]), list(entry["ids"])) for entry in content["renders"]]
+    except json.JSONDecodeError as error:
+        raise EndstopError(f"{path} is not valid JSON: {error}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise EndstopError(f"{path} cannot be read as stored renders: {error!r}.") from error
     differences = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from endstop.cli.output import note
 from endstop.cli.settings import MODEL_NAMES, SAMPLING_NAMES, resolve
 from endstop.cli.verb import OptionGroup
 
@@ -120,7 +121,16 @@ def sampling_params(given: dict[str, Any], model_path: Path, **fixed: Any) -> Sa
 
     values = _sampling_values(given)
     start = recommended_sampling(model_path) if values.pop("preset", "model") == "model" else {}
-    return SamplingParams(**{**start, **values, **fixed})
+    params = SamplingParams(**{**start, **values, **fixed})
+    idle = sorted({"top_p", "top_k", "min_p", "seed"} & values.keys())
+    if params.n > 1:
+        idle.append("n")
+    if params.temperature == 0 and "temperature" not in values and idle:
+        note(
+            f"endstop: {', '.join(idle)} without effect: this model's preset is greedy; "
+            "give --temperature or --preset plain."
+        )
+    return params
 
 
 def check_sampling(given: dict[str, Any]) -> None:

@@ -50,6 +50,11 @@ def note(text: str = "") -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def counted(number: int, what: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def console(stderr: bool = False) -> Console:
     """A rich console; NO_COLOR and pipes are its business. Model text goes in as Text, never as markup."""
     from rich.console import Console

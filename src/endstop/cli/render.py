@@ -13,6 +13,7 @@ from endstop.cli.app import verb_app
 from endstop.cli.exits import FAILED
 from endstop.cli.options import SOURCE, ModelArgument
 from endstop.cli.verb import verb
+from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
     from endstop.protocol.render import ChatRenderer
@@ -63,7 +64,8 @@ def render(
 
     Example: endstop render smollm2-135m-instruct -m user:Hi -m "assistant:Hello!" --save renders.json
     """
-    from endstop.cli.output import console, note, write_json
+    from endstop.cli.inputs import read_file
+    from endstop.cli.output import console, counted, note, write_json
     from endstop.cli.settings import resolve
     from endstop.protocol.render import ChatRenderer
     from endstop.protocol.resolve import resolve_model
@@ -73,7 +75,7 @@ def render(
     if check is not None and (file is not None or message):
         raise typer.BadParameter("--check takes its conversations from the file it checks")
     path = resolve_model(model, weights=False, **resolve(source, SOURCE.annotations)).path
-    given = None if template is None else template.read_text(encoding="utf-8")
+    given = None if template is None else read_file(template)
     stops = StopSet.from_pretrained(path, chat_template=given)
     renderer = ChatRenderer(Tokenizer.from_pretrained(path), given, stops=stops)
     if check is not None:
@@ -88,7 +90,7 @@ def render(
     if continue_final:
         options["continue_final_message"] = True
     if tools is not None:
-        options["tools"] = json.loads(tools.read_text(encoding="utf-8"))
+        options["tools"] = _tools(tools)
     variables = template_variables(variable or [])
     jobs = [Job(messages, options, variables) for messages in read_conversations(file, message, sys.stdin)]
     renders = [job.render(renderer) for job in jobs]
@@ -96,7 +98,7 @@ def render(
         from endstop.cli.conversations import save_renders
 
         save_renders(save, model, renderer, jobs, renders)
-        note(f"stored {len(renders)} renders in {save}")
+        note(f"stored {counted(len(renders), 'render')} in {save}")
     elif as_json:
         found = [rendered_dict(rendered) for rendered in renders]
         write_json(found[0] if len(found) == 1 else found)
@@ -104,6 +106,15 @@ def render(
         for rendered in renders:
             console().print(rendered_text(rendered), soft_wrap=True, end="\n")
             note(_summary(rendered))
+
+
+def _tools(path: Path) -> Any:
+    from endstop.cli.inputs import read_file
+
+    try:
+        return json.loads(read_file(path))
+    except json.JSONDecodeError as error:
+        raise EndstopError(f"{path} is not valid JSON: {error}.") from error
 
 
 def _check(renderer: ChatRenderer, path: Path) -> None:

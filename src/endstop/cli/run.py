@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED, silence
@@ -10,6 +11,7 @@ from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED, silence
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             # A model may make what the terminal's encoding cannot write, and half of a surrogate pair.
             if hasattr(stream, "reconfigure"):
@@ -28,3 +30,13 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         silence(sys.stdout)
         return PIPE_CLOSED
+
+
+def _open_closed_streams() -> None:
+    """A caller may have closed a stream (`>&-`); Python has None there, and this puts the null device."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from endstop.cli.inputs import read_file
 from endstop.cli.options import check_sampling, model_options
 from endstop.cli.output import note
 from endstop.cli.progress import downloading
@@ -41,7 +42,7 @@ def open_model(
     """Resolve, fetch and load a model. Flags that are wrong in themselves are refused before that."""
     check_sampling(dict(sampling))
     options = model_options(dict(model))
-    text = None if template is None else template.read_text(encoding="utf-8")
+    text = None if template is None else read_file(template)
     from endstop.models.gguf import ensure_directory
     from endstop.protocol.resolve import resolve_model
 

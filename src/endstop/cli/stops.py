@@ -28,12 +28,13 @@ def stops(
 
     Example: endstop stops smollm2-135m-instruct --json
     """
+    from endstop.cli.inputs import read_file
     from endstop.cli.output import note, write_json, write_line
     from endstop.cli.settings import resolve
     from endstop.protocol.stopset import StopSet
 
     options = resolve(source, SOURCE.annotations)
-    text = None if template is None else template.read_text(encoding="utf-8")
+    text = None if template is None else read_file(template)
     stop_set = StopSet.from_pretrained(model, chat_template=text, **options)
     if as_json:
         write_json(as_dict(model, stop_set))

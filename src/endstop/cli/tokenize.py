@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +31,8 @@ def tokenize(
 
     Example: endstop tokenize smollm2-135m-instruct "How do you say thank you in Chinese?"
     """
-    from endstop.cli.output import note, write_answer, write_json, write_line
+    from endstop.cli.inputs import read_stdin
+    from endstop.cli.output import counted, note, write_answer, write_json, write_line
     from endstop.cli.settings import resolve
     from endstop.protocol.resolve import resolve_model
     from endstop.protocol.tokenbytes import TokenBytes
@@ -41,9 +41,14 @@ def tokenize(
 
     path = resolve_model(model, weights=False, **resolve(source, SOURCE.annotations)).path
     tokenizer = Tokenizer.from_pretrained(path)
-    given = sys.stdin.read() if text is None or text == "-" else text
+    given = read_stdin() if text is None or text == "-" else text
     if decode:
         ids = token_ids(given)
+        unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.vocab_size]
+        if unknown:
+            raise ValueError(
+                f"{model} has no token {unknown[0]}: its ids are 0 to {tokenizer.vocab_size - 1}"
+            )
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
         if as_json:
             write_json({"ids": ids, "text": decoded})
@@ -68,7 +73,7 @@ def tokenize(
     for token_id in ids:
         special = "  special" if token_id in pieces.special else ""
         write_line(f"{token_id:>7}  {visible(pieces[token_id].decode('utf-8', 'replace'))}{special}")
-    note(f"{len(ids)} tokens: {ids}")
+    note(f"{counted(len(ids), 'token')}: {ids}")
 
 
 def token_ids(text: str) -> list[int]:

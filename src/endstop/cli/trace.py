@@ -71,13 +71,14 @@ def trace(
     elif model is None or prompt is None:
         raise typer.BadParameter("a trace needs MODEL and PROMPT, or --teaching, or --load FILE")
     else:
+        from endstop.cli.inputs import read_stdin
         from endstop.cli.session import open_model, require_template, stream_answer, trace_document
 
         if raw and (system is not None or template is not None):
             raise typer.BadParameter(
                 "--raw sends no template, so --system and --template have no place in it"
             )
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = read_stdin() if prompt == "-" else prompt
         with open_model(model, model_flags, sampling, template) as session:
             params = sampling_params(sampling, session.directory, trace=True)
             if params.n != 1:
@@ -117,9 +118,11 @@ def trace(
 
 
 def _loaded(path: Path) -> TraceDocument:
+    from endstop.cli.inputs import read_file
     from endstop.view.document import TraceDocument
 
+    text = read_file(path)
     try:
-        return TraceDocument.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return TraceDocument.from_dict(json.loads(text))
     except ValueError as error:
         raise EndstopError(f"{path} cannot be read as a trace: {error}.") from error

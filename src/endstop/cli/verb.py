@@ -92,7 +92,7 @@ def sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         place = f" while writing {error.filename}" if error.filename else ""
-        return f"The disk is full{place}; free some space, or set ENDSTOP_CACHE to another disk."
+        return f"the disk is full{place}; free some space."
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, EndstopError | ValueError):
