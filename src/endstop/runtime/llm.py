@@ -138,6 +138,14 @@ def load_engine(
     make_tool: Callable[[], StreamTool] | None = None,
 ) -> Engine:
     """Resolve, read and load a model; arguments as for LLM."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            "running a model needs torch: pip install 'endstop[torch]'", name="torch"
+        ) from error
     from endstop.models.gguf import ensure_directory
     from endstop.protocol.resolve import resolve_model
     from endstop.protocol.stopset import StopSet
