@@ -205,6 +205,25 @@ def files_below(home: Path) -> list[str]:
     )
 
 
+def test_ctrl_c_that_an_import_swallows_is_not_lost(home: Path) -> None:
+    program = (
+        "import contextlib, signal\n"
+        "from endstop.cli.exits import check_interrupted, remember_interrupts\n"
+        "remember_interrupts()\n"
+        "check_interrupted()\n"
+        "with contextlib.suppress(KeyboardInterrupt):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "print('swallowed', flush=True)\n"
+        "check_interrupted()\n"
+        "print('lost')\n"
+    )
+    result = subprocess.run(
+        [COMMAND[0], "-c", program], capture_output=True, text=True, env=clean_environment(home)
+    )
+    assert result.stdout == "swallowed\n"
+    assert result.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
 def test_ctrl_c_while_pulling(home: Path, hub: FakeHub) -> None:
     hub.seconds_per_chunk = 1.0
     online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}

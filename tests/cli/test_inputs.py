@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -105,3 +106,22 @@ def test_sampling_flags_that_a_greedy_preset_makes_idle_are_named(endstop: Run, 
     assert "seed, top_p without effect: this model's preset is greedy" in idle.stderr
     for more in (("--temperature", "1"), ("--temperature", "0"), ("--preset", "plain")):
         assert "without effect" not in endstop("generate", str(three), "a", "--seed", "1", *more).stderr
+
+
+def test_what_is_written_appears_whole_and_special_files_stay(
+    endstop: Run, three: Path, home: Path, tmp_path: Path
+) -> None:
+    real = tmp_path / "real.html"
+    real.write_text("before")
+    (home / "link.html").symlink_to(real)
+    result = endstop("trace", "--teaching", "--html", "link.html")
+    assert result.returncode == 0, result.stderr
+    assert (home / "link.html").is_symlink()
+    assert real.read_text().startswith("<!doctype html>")
+    os.mkfifo(home / "pipe")
+    reader = subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE, text=True, cwd=home)
+    result = endstop("generate", str(three), "a", *GREEDY, "--out", "pipe")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(reader.communicate(timeout=60)[0])["prompt"] == "a"
+    assert (home / "pipe").is_fifo()
+    assert sorted(path.name for path in home.iterdir() if path.suffix == ".part") == []

@@ -41,11 +41,12 @@ def list_entries(
             ]
         )
         return
+    count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
         about = ", ".join(fact for fact in (entry.model, entry.source, entry.licence) if fact)
         write_line(f"{entry.size / 1e6:>9.1f} MB  {entry.name:<{width}}  {about}".rstrip())
-    note(f"{len(entries)} entries, {sum(entry.size for entry in entries) / 1e6:.1f} MB in {cache_root()}")
+    note(f"{count}, {sum(entry.size for entry in entries) / 1e6:.1f} MB in {cache_root()}")
 
 
 @app.command("rm")

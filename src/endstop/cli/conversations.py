@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from endstop.cli.inputs import lines, read_file, read_stdin
+from endstop.cli.output import whole_file
 from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def save_renders(
         "template_sha256": hashlib.sha256(template).hexdigest(),
         "renders": entries,
     }
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    with whole_file(path) as place:
+        place.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def check_renders(path: Path, renderer: ChatRenderer) -> tuple[list[str], int]:

@@ -62,7 +62,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object
         if isinstance(value, dict):
             value = ", ".join(f"{key} {item}" for key, item in value.items())
         elif isinstance(value, list):
-            value = ", ".join(map(str, value))
+            value = ", ".join(map(str, value)) or "none"
         write_line(f"{name:<12} {value}")
 
 

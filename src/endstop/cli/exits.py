@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TextIO
+import signal
+import threading
+from typing import Any, TextIO
 
 OK = 0
 # Something a person or a model caused: the sentence on stderr says what.
@@ -14,6 +16,27 @@ USAGE = 2
 INTERRUPTED = 130
 # The reader went away, as a shell reports SIGPIPE.
 PIPE_CLOSED = 141
+
+
+_interrupted = threading.Event()
+
+
+def remember_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt as ever, and leave a mark for `check_interrupted`."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        _interrupted.set()
+        raise KeyboardInterrupt
+
+    # A process that was started with SIGINT ignored keeps that.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def check_interrupted() -> None:
+    """Raise KeyboardInterrupt for a Ctrl-C that was lost: imports of compiled modules can swallow one."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def silence(stream: TextIO) -> None:

@@ -76,14 +76,8 @@ def generate(
 
 
 def _to_file(session: Session, items: list[Any], params: Any, out: Path) -> Any:
-    """Lines go to a file beside it first, so that `out` is either whole or as it was."""
     from endstop.cli.batch import run_batch
+    from endstop.cli.output import whole_file
 
-    part = out.with_name(f"{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            report = run_batch(session, items, params, stream)
-        part.replace(out)
-        return report
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out) as place, place.open("w", encoding="utf-8") as stream:
+        return run_batch(session, items, params, stream)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,24 @@ def check_place(path: Path | None) -> None:
     """Refuse a file that cannot be written before a model has worked for it."""
     if path is not None and not path.parent.is_dir():
         raise EndstopError(f"{path} cannot be written: there is no folder {path.parent}.")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path`: it appears whole, or stays as it was.
+
+    A device or a pipe is written to directly, and a link keeps pointing where it does.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    target = path.resolve()
+    part = target.with_name(f"{target.name}.part")
+    try:
+        yield part
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def note(text: str = "") -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED, silence
+from endstop.cli.exits import INTERRUPTED, PIPE_CLOSED, remember_interrupts, silence
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
+        remember_interrupts()
         _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             # A model may make what the terminal's encoding cannot write, and half of a surrogate pair.

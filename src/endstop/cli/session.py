@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from endstop.cli.exits import check_interrupted
 from endstop.cli.inputs import read_file
 from endstop.cli.options import check_sampling, model_options
 from endstop.cli.output import note
@@ -56,6 +57,7 @@ def open_model(
     from endstop.runtime.llm import LLM
 
     with LLM(directory, chat_template=text, **options) as llm:
+        check_interrupted()
         yield Session(llm, directory, name)
 
 

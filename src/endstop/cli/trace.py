@@ -57,10 +57,10 @@ def trace(
 
     Example: endstop trace smollm2-135m-instruct "How do you say thank you in Chinese?" --html trace.html
     """
-    from endstop.cli.output import check_place, console, note
+    from endstop.cli.output import check_place, console, note, whole_file
 
-    for place in (html, png):
-        check_place(place)
+    check_place(html)
+    check_place(png)
     interrupted = False
     if load is not None:
         document = _loaded(load)
@@ -94,12 +94,14 @@ def trace(
     if html is not None:
         from endstop.view.html import trace_html
 
-        html.write_text(trace_html(document), encoding="utf-8")
+        with whole_file(html) as place:
+            place.write_text(trace_html(document), encoding="utf-8")
         note(f"wrote {html}")
     if png is not None:
         from endstop.view.picture import save_png
 
-        save_png(document, png, linear=linear)
+        with whole_file(png) as place:
+            save_png(document, place, linear=linear)
         note(f"wrote {png}")
     if as_json:
         from endstop.cli.output import write_line
