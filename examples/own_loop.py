@@ -1,6 +1,6 @@
 """A generation loop of one's own over a transformers model, which stops exactly.
 
-    python examples/own_loop.py MODEL_DIRECTORY "How do you say thank you in Chinese?"
+    python examples/own_loop.py MODEL_DIRECTORY "The capital of France is"
 
 Everything about stopping is in `machine`: what ends the row, what may be shown, what may not be sampled yet.
 The loop has no KV cache, to stay short; a cache changes nothing about stopping.

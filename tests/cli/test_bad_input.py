@@ -42,6 +42,8 @@ def test_unknown_model(endstop: Run) -> None:
         endstop("stops", "smollm2-135m-instrukt")
     )
     assert "no such file or directory" in one_sentence(endstop("chat", "./nowhere", *ASK))
+    for arguments in (("pull", "."), ("stops", "."), ("chat", ".", *ASK)):
+        assert "is no model directory: config.json, " in one_sentence(endstop(*arguments))
     assert "nothing is fetched offline" in one_sentence(endstop("pull", "nobody/nothing"))
 
 

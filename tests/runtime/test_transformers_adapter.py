@@ -276,6 +276,14 @@ def test_what_cannot_be_promised_is_refused(model, cycle, tokenizer):
         model.generate(**prompts(cycle, ["A"], ["B"]), do_sample=False, **adapter.generate_arguments())
 
 
+def test_an_adapter_that_has_ended_is_not_taken_for_another_call(model, cycle):
+    inputs = prompts(cycle, [" one"])
+    adapter = adapter_for(cycle, max_tokens=2)
+    model.generate(**inputs, do_sample=False, **adapter.generate_arguments())
+    with pytest.raises(RequestRefused, match="these rows have ended"):
+        model.generate(**inputs, do_sample=False, **adapter.generate_arguments())
+
+
 def test_beam_search_is_refused():
     torch.manual_seed(2)
     config = transformers.LlamaConfig(

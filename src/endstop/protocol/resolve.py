@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _HUB_ID = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:/([^/].*\.gguf))?")
+_FILES_OF_A_MODEL = ("config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,12 @@ def _local(path: Path, revision: str | None, weights: bool) -> ResolvedModel:
         gguf = gguf_in(path)
         if gguf is not None:
             path = gguf
-        else:
+        elif any((path / name).is_file() for name in _FILES_OF_A_MODEL):
             return ResolvedModel(path, "directory", "local path", licence=licence_of(path))
+        else:
+            raise BrokenModel(
+                f"{path} is no model directory: {', '.join(_FILES_OF_A_MODEL)} and *.gguf were looked for."
+            )
     if not path.exists():
         raise ModelNotFound(f"there is no model at {path}: no such file or directory.")
     if path.suffix.lower() != ".gguf":

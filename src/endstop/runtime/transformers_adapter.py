@@ -229,6 +229,10 @@ class StopAdapter:
     def banned(self, rows: int, columns: int) -> list[frozenset[int]]:
         """The ids that each of `rows` may not sample next, where `columns` columns are there."""
         self._same_rows(rows, columns)
+        if all(machine.finished for machine in self.machines):
+            raise RequestRefused(
+                "these rows have ended: a StopAdapter follows one call of generate(); make another"
+            )
         if columns - self._width != self._seen:
             raise RequestRefused(
                 "generate() looked at tokens that are not decided (assisted generation), "
