@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from endstop.testing import cycle_model
 from tests.cli.conftest import COMMAND, Run, clean_environment, one_sentence
 
 GREEDY = ("--temperature", "0", "--max-tokens", "2")
@@ -106,6 +107,16 @@ def test_sampling_flags_that_a_greedy_preset_makes_idle_are_named(endstop: Run, 
     assert "seed, top_p without effect: this model's preset is greedy" in idle.stderr
     for more in (("--temperature", "1"), ("--temperature", "0"), ("--preset", "plain")):
         assert "without effect" not in endstop("generate", str(three), "a", "--seed", "1", *more).stderr
+
+
+def test_texts_that_a_model_takes_for_a_finished_turn_are_named(
+    endstop: Run, three: Path, tmp_path: Path
+) -> None:
+    model = cycle_model(tmp_path / "ends", follow={"Z": "<|im_end|>", " three": "<|im_end|>"}).path
+    result = endstop("generate", str(model), "aZ", " one", *GREEDY)
+    assert result.returncode == 0, result.stderr
+    assert "endstop: for 1 prompt the first token is already a terminator" in result.stderr
+    assert "terminator" not in endstop("generate", str(three), " one", *GREEDY).stderr
 
 
 def test_what_is_written_appears_whole_and_special_files_stay(

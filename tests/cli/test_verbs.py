@@ -118,6 +118,8 @@ def test_trace_in_all_its_forms(endstop: Run, three: Path, home: Path) -> None:
     assert table.returncode == 0
     assert "<|im_end|>" in table.stdout
     assert "ended: stop, turn_end (2)" in table.stderr
+    narrow = endstop("trace", "--load", "t.json", env={"COLUMNS": "30"})
+    assert narrow.stdout == table.stdout  # no number is cut off, however narrow the terminal
 
 
 def test_trace_teaching_shows_the_accounting(endstop: Run) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from endstop.cli.inputs import lines, read_file, read_stdin
-from endstop.cli.output import console, note
+from endstop.cli.output import console, counted, note
 from endstop.cli.results import result_dict
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import FIELD_NAMES
@@ -32,13 +32,18 @@ Item = str | Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True)
 class BatchReport:
-    """What a run did. `failed` counts prompts with an error instead of a result."""
+    """What a run did.
+
+    failed: prompts with an error instead of a result. empty: texts (no conversations) that the model took for
+    a finished turn, so that its first token is a terminator.
+    """
 
     finished: int = 0
     failed: int = 0
     tokens: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    empty: int = 0
 
 
 def read_prompts(
@@ -111,6 +116,8 @@ def run_batch(session: Session, items: list[Item], params: SamplingParams, strea
         running.discard(result.request_id)
         report.finished += 1
         report.tokens += result.usage.completion_tokens
+        first = result.outputs[0].generated_token_ids[:1]
+        report.empty += isinstance(items[index], str) and first != [] and first[0] in engine.stops.ids
 
     with _progress(len(items), report) as show, _interruptible() as pressed:
         while written < len(items):
@@ -143,6 +150,11 @@ def run_batch(session: Session, items: list[Item], params: SamplingParams, strea
         f"{report.finished} of {len(items)} prompts{failed}{left}: {report.tokens} tokens in "
         f"{report.seconds:.1f} s, {rate:.1f} tokens per second"
     )
+    if report.empty and engine.chat_format is not None:
+        note(
+            f"endstop: for {counted(report.empty, 'prompt')} the first token is already a terminator: "
+            "without its template the model takes a prompt for a finished turn; try --chat."
+        )
     return report
 
 

@@ -111,7 +111,11 @@ def trace(
         from endstop.view.sparkline import captioned_sparkline
         from endstop.view.table import trace_table
 
-        console().print(trace_table(document))
+        table, out = trace_table(document), console()
+        # No number is cut off: a narrow terminal breaks lines, a file has no width.
+        wide = out.options.update(width=1000)
+        out.width = max(out.width, out.measure(table, options=wide).maximum)
+        out.print(table, crop=False)
         note("counts: visible/computed/pending tokens of the sequence; entropy in nats")
         note(captioned_sparkline(document.p_stops(), 60, sys.stderr.encoding or "ascii"))
         note(f"ended: {document.ending()}")
