@@ -9,6 +9,7 @@ from endstop.models.gguf import ensure_directory
 from endstop.protocol.render import ChatRenderer
 from endstop.protocol.resolve import resolve_model
 from endstop.protocol.tokenizer import Tokenizer
+from endstop.runtime.token_model import RowChunk
 
 NAME = "smollm2-135m-instruct"
 RAW_PROMPT = "How do you say thank you in Chinese?"
@@ -113,3 +114,27 @@ def test_greedy_outputs_equal_transformers_token_for_token(llm, directory):
             expected = theirs.generate(prompt, max_new_tokens=64, do_sample=False)[0, prompt.shape[1] :]
         assert result.outputs[0].generated_token_ids == expected.tolist()
     assert llm.engine.stats.rows_computed_after_stop == 0
+
+
+@pytest.mark.slow
+def test_bfloat16_rows_in_a_batch_part_only_at_near_ties():
+    """Logits of bfloat16 weights are rounded to 8 bits: a gap of two steps at their size is a tie."""
+    tolerance = 0.25
+    params = SamplingParams(temperature=0, max_tokens=48)
+    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    with LLM(NAME, dtype="bfloat16") as model:
+        together = model.chat(conversations, params)
+        alone = [model.chat([conversation], params)[0] for conversation in conversations]
+        for batched, single in zip(together, alone, strict=True):
+            ids, expected = (result.outputs[0].generated_token_ids for result in (batched, single))
+            parted = [i for i, pair in enumerate(zip(ids, expected, strict=False)) if pair[0] != pair[1]]
+            if not parted:
+                assert ids == expected
+                continue
+            prefix = single.prompt_token_ids + expected[: parted[0]]
+            backend = model.engine.model
+            row = backend.open_row()
+            logits = backend.forward([RowChunk(row, prefix, 0, "last")]).logits[0]
+            backend.close_row(row)
+            assert float(logits.max() - logits[[ids[parted[0]], expected[parted[0]]]].min()) < tolerance
+        assert model.engine.stats.rows_computed_after_stop == 0

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.errors import RenderRefused
+from endstop.protocol.tokenizer_pieces import merges_of, renamed_pieces
 from endstop.protocol.tracked_text import Mark, marks_of, untracked
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class ChatEncoder:
         Runs of blanks and what merges make anyway are added tokens of some models, too. They steer
         nothing, text is meant to become them, and a model would be worse off without.
         """
-        made = {"".join(pair) for pair in _merges(self._tokenizer.json.get("model") or {})}
+        made = {"".join(pair) for pair in merges_of(self._tokenizer.json.get("model") or {})}
         return frozenset(
             token_id
             for token_id, token in self._tokenizer.added_tokens.items()
@@ -181,34 +182,13 @@ class _StandIn:
                     "single_word": False,
                 }
             added.append(token)
-        model = _renamed(tokenizer.json.get("model") or {}, names)
+        model = renamed_pieces(tokenizer.json.get("model") or {}, names)
         parts = {**tokenizer.json, "added_tokens": added, "model": model, "post_processor": None}
         self.tokenizer: Any = tokenizers.Tokenizer.from_str(json.dumps(parts))
         self.original = {
             self.tokenizer.token_to_id(names.get(token.content, token.content)): token_id
             for token_id, token in tokenizer.added_tokens.items()
         }
-
-
-def _merges(model: Mapping[str, Any]) -> list[list[str]]:
-    return [pair.split(" ", 1) if isinstance(pair, str) else list(pair) for pair in model.get("merges") or ()]
-
-
-def _renamed(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The tokenizer model with pieces renamed, each at its id, and without merges that make them."""
-    changed = dict(model)
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, Mapping):
-        changed["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocabulary.items()}
-    elif isinstance(vocabulary, list):
-        changed["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
-    if model.get("unk_token") in names:
-        changed["unk_token"] = names[model["unk_token"]]
-    if model.get("merges"):
-        changed["merges"] = [
-            pair for pair in _merges(model) if names.keys().isdisjoint((*pair, "".join(pair)))
-        ]
-    return changed
 
 
 class _Cover:

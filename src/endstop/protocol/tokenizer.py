@@ -24,6 +24,7 @@ from endstop.protocol.model_files import (
     special_tokens,
     token_text,
 )
+from endstop.protocol.tokenizer_pieces import merges_of, renamed_pieces
 
 # Formats that are recognised for the error message, not read.
 FOREIGN_TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "vocab.txt")
@@ -275,16 +276,12 @@ class Tokenizer:
         That is all of them but ordinary vocabulary that was also added: runs of blanks, and what merges
         make and no one declared special.
         """
-        made = {"".join(pair) for pair in _merge_pairs(model)}
+        made = {"".join(pair) for pair in merges_of(model)}
         return {
             token.content
             for token in self.added_tokens.values()
             if token.special or not (token.content in made or token.content.strip(" \n\t\r▁") == "")
         }
-
-
-def _merge_pairs(model: Mapping[str, Any]) -> list[list[str]]:
-    return [m.split(" ", 1) if isinstance(m, str) else list(m) for m in model.get("merges") or ()]
 
 
 def _without_pieces(model: Mapping[str, Any], texts: set[str]) -> dict[str, Any]:
@@ -294,20 +291,7 @@ def _without_pieces(model: Mapping[str, Any], texts: set[str]) -> dict[str, Any]
     a merge could still produce them. Each is renamed to something that no one can guess.
     """
     secret = secrets.token_hex(16)
-    names = {text: f"{secret}{index}" for index, text in enumerate(sorted(texts))}
-    changed = dict(model)
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, Mapping):
-        changed["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocabulary.items()}
-    elif isinstance(vocabulary, list):
-        changed["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
-    if model.get("unk_token") in names:
-        changed["unk_token"] = names[model["unk_token"]]
-    if model.get("merges"):
-        changed["merges"] = [
-            pair for pair in _merge_pairs(model) if texts.isdisjoint((pair[0], pair[1], "".join(pair)))
-        ]
-    return changed
+    return renamed_pieces(model, {text: f"{secret}{index}" for index, text in enumerate(sorted(texts))})
 
 
 def _encoded(inner: Any, text: str) -> Any:

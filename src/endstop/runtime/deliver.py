@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from endstop.protocol.machine import StopMachine
 from endstop.protocol.step import StopStep
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.runtime.results import (
@@ -41,14 +42,12 @@ def delta_of(sequence: Sequence, step: StopStep) -> Delta | None:
     return delta
 
 
-def completion_of(sequence: Sequence) -> CompletionOutput:
-    """The result of a finished sequence."""
-    machine = sequence.machine
+def completion_of_machine(machine: StopMachine, index: int, *, chat: bool) -> CompletionOutput:
+    """What a machine that has ended knows of its row; `chat`: with the fields of a message."""
     assert machine.finish_reason is not None
     assert machine.stop_kind is not None
-    kept = machine.kept
     completion = CompletionOutput(
-        sequence.index,
+        index,
         machine.text,
         machine.token_ids,
         machine.finish_reason,
@@ -56,19 +55,25 @@ def completion_of(sequence: Sequence) -> CompletionOutput:
         machine.stop_reason,
         generated_token_ids=machine.generated_token_ids,
         generated_mask=machine.generated_mask,
-        trace=sequence.trace,
-        error=sequence.error,
     )
-    if sequence.logprobs is not None:
-        completion.generated_logprobs = sequence.logprobs
-        completion.logprobs = sequence.logprobs[:kept]
-        completion.cumulative_logprob = sum(chosen_logprob(entry) for entry in completion.logprobs)
-        if machine.ending_token_dropped:
-            completion.stop_logprob = chosen_logprob(sequence.logprobs[-1])
-    if sequence.request.is_chat:
+    if chat:
         completion.content, completion.reasoning = machine.content, machine.reasoning
         completion.tool_calls, completion.open_call = machine.tool_calls, machine.open_call
         completion.broken_calls = machine.broken_calls
+    return completion
+
+
+def completion_of(sequence: Sequence) -> CompletionOutput:
+    """The result of a finished sequence."""
+    machine = sequence.machine
+    completion = completion_of_machine(machine, sequence.index, chat=sequence.request.is_chat)
+    completion.trace, completion.error = sequence.trace, sequence.error
+    if sequence.logprobs is not None:
+        completion.generated_logprobs = sequence.logprobs
+        completion.logprobs = sequence.logprobs[: machine.kept]
+        completion.cumulative_logprob = sum(chosen_logprob(entry) for entry in completion.logprobs)
+        if machine.ending_token_dropped:
+            completion.stop_logprob = chosen_logprob(sequence.logprobs[-1])
     return completion
 
 

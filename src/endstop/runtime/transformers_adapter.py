@@ -37,6 +37,7 @@ from endstop.protocol.params import SamplingParams
 from endstop.protocol.step import StopStep
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
+from endstop.runtime.deliver import completion_of_machine
 from endstop.runtime.results import CompletionOutput
 
 if TYPE_CHECKING:
@@ -173,7 +174,10 @@ class StopAdapter:
         if sequences is not None:
             self.take(sequences)
         self.end()
-        return [self._result(index, machine) for index, machine in enumerate(self.machines)]
+        chat = self.tools is not None or self.reasoning is not None
+        return [
+            completion_of_machine(machine, index, chat=chat) for index, machine in enumerate(self.machines)
+        ]
 
     # What criterion, processor and streamer share.
 
@@ -262,25 +266,6 @@ class StopAdapter:
         self.streamer.steps.put((row, step))
         if self.on_step is not None:
             self.on_step(row, step)
-
-    def _result(self, index: int, machine: StopMachine) -> CompletionOutput:
-        assert machine.finish_reason is not None
-        assert machine.stop_kind is not None
-        result = CompletionOutput(
-            index,
-            machine.text,
-            machine.token_ids,
-            machine.finish_reason,
-            machine.stop_kind,
-            machine.stop_reason,
-            generated_token_ids=machine.generated_token_ids,
-            generated_mask=machine.generated_mask,
-        )
-        if self.tools is not None or self.reasoning is not None:
-            result.content, result.reasoning = machine.content, machine.reasoning
-            result.tool_calls, result.open_call = machine.tool_calls, machine.open_call
-            result.broken_calls = machine.broken_calls
-        return result
 
 
 class StopCriterion(StoppingCriteria):
