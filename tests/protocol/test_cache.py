@@ -128,7 +128,13 @@ def test_cache_that_is_a_file(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENDSTOP_CACHE", str(tmp_path / "file"))
     assert cache_entries() == []
-    with pytest.raises(EndstopError, match="cannot be used"), locked(cache_root() / "wheels" / "x"):
+    with pytest.raises(EndstopError, match="cannot be written"), locked(cache_root() / "wheels" / "x"):
+        pass
+
+
+def test_lock_that_cannot_be_taken(tmp_path):
+    (tmp_path / ".x.lock").mkdir()
+    with pytest.raises(EndstopError, match="point ENDSTOP_CACHE"), locked(tmp_path / "x"):
         pass
 
 

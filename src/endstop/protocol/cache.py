@@ -197,10 +197,14 @@ def locked(directory: Path) -> Iterator[None]:
     """One process at a time makes `directory`; another that comes meanwhile waits."""
     from filelock import FileLock
 
+    lock = FileLock(directory.with_name(f".{directory.name}.lock"))
     with disk_errors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory.with_name(f".{directory.name}.lock")):
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -217,7 +221,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 def disk_error(path: Path, error: OSError) -> EndstopError:
     """The sentence for an OSError of writing to `path`."""
     if error.errno not in _DISK_FULL:
-        return EndstopError(f"{path} cannot be used: {error.strerror or error}.")
+        return EndstopError(
+            f"{path} cannot be written ({error.strerror or error}); point ENDSTOP_CACHE (for the Hub: HF_HOME) "
+            "to a folder that can."
+        )
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent

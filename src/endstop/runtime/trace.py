@@ -41,13 +41,17 @@ class TraceStep:
     pending: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     """The steps of one choice. As JSON it carries a version; older versions stay readable."""
 
     prompt_tokens: int
     stop_ids: list[int]
     steps: list[TraceStep] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        # A result is looked at in shells and notebooks; hundreds of steps would bury it.
+        return f"Trace(prompt_tokens={self.prompt_tokens}, stop_ids={self.stop_ids}, {len(self.steps)} steps)"
 
     def to_dict(self) -> dict[str, Any]:
         return {
