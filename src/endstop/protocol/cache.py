@@ -222,8 +222,8 @@ def disk_error(path: Path, error: OSError) -> EndstopError:
     """The sentence for an OSError of writing to `path`."""
     if error.errno not in _DISK_FULL:
         return EndstopError(
-            f"{path} cannot be written ({error.strerror or error}); point ENDSTOP_CACHE (for the Hub: HF_HOME) "
-            "to a folder that can."
+            f"{path} cannot be written ({error.strerror or error}); point ENDSTOP_CACHE (for the Hub: "
+            "HF_HOME) to a folder that can."
         )
     place = path
     while not place.exists() and place != place.parent:
