@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,26 @@ class EncodedChat:
         ids: nothing is added around what the text says.
         offsets: for each id the characters [start, end) that it stands for.
         escaped: the places where text of a message was an added token's text and was encoded as text.
+        cores: offsets without the blanks that added tokens may take along, which can be a message's own.
     """
 
     ids: list[int]
     offsets: list[Span]
     escaped: tuple[Span, ...]
+    cores: list[Span]
+
+
+def cores_of(tokenizer: Tokenizer, text: str, ids: Sequence[int], offsets: Sequence[Span]) -> list[Span]:
+    """The characters of each token, without blanks beside an added token's text that it takes along."""
+    cores = []
+    for token_id, (start, end) in zip(ids, offsets, strict=True):
+        token = tokenizer.added_tokens.get(token_id)
+        if token is not None and (token.lstrip or token.rstrip):
+            at = text[start:end].find(token.content)
+            if at >= 0:
+                start, end = start + at, start + at + len(token.content)
+        cores.append((start, end))
+    return cores
 
 
 class ChatEncoder:
@@ -77,7 +92,7 @@ class ChatEncoder:
         marks = [mark for mark in marks_of(text) if mark.path[0] != "generation"]
         found = self._matches(plain, ids, offsets)
         if not marks or not found:
-            return EncodedChat(ids, offsets, ())
+            return self._encoded(plain, ids, offsets, ())
         cover = _Cover(marks)
         forged: set[Span] = set()
         for token_id, start, end in found:
@@ -92,7 +107,7 @@ class ChatEncoder:
                 )
             forged.add((start, end))
         if not forged:
-            return EncodedChat(ids, offsets, ())
+            return self._encoded(plain, ids, offsets, ())
         kept = [(token_id, start, end) for token_id, start, end in found if (start, end) not in forged]
         for start, end in cover.free_stretches(len(plain)):
             if any(a < end and start < b for a, b in forged):
@@ -104,7 +119,12 @@ class ChatEncoder:
                     for token_id, a, b in self._matches(plain[start:end], *inner)
                 ]
         ids, offsets = self._encode_with(plain, sorted(kept, key=lambda match: match[1]))
-        return EncodedChat(ids, offsets, tuple(sorted(forged)))
+        return self._encoded(plain, ids, offsets, tuple(sorted(forged)))
+
+    def _encoded(
+        self, text: str, ids: list[int], offsets: list[Span], escaped: tuple[Span, ...]
+    ) -> EncodedChat:
+        return EncodedChat(ids, offsets, escaped, cores_of(self._tokenizer, text, ids, offsets))
 
     def _matches(self, text: str, ids: list[int], offsets: list[Span]) -> list[tuple[int, int, int]]:
         """(id, start, end) of every control token, without the blanks that it may take along."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from endstop.protocol.chat_encoding import ChatEncoder, cores_of
 from endstop.protocol.errors import RenderRefused
 from endstop.protocol.supervision import token_mask
 from endstop.protocol.tracked_text import tracked
@@ -130,8 +131,6 @@ def completion_row(
 def _completion(
     tokenizer: Tokenizer, prompt: str, completion: str, end: int | None, stops: Collection[int]
 ) -> Row:
-    from endstop.protocol.chat_encoding import ChatEncoder
-
     text = prompt + completion
     encoded = ChatEncoder(tokenizer).encode(tracked(text, ("text",)))
     mask = token_mask(encoded, [(len(prompt), len(text))])
@@ -172,6 +171,7 @@ def marker_row(
     if not response_marker or instruction_marker == "":
         raise ValueError("a marker is a text of at least one character")
     ids, offsets = tokenizer.encode_with_offsets(text)
+    cores = cores_of(tokenizer, text, ids, offsets)
     ranges = []
     at = text.find(response_marker)
     while at >= 0:
@@ -179,7 +179,7 @@ def marker_row(
         end = text.find(instruction_marker, start) if instruction_marker is not None else -1
         ranges.append((start, len(text) if end < 0 else end))
         at = -1 if end < 0 else text.find(response_marker, end)
-    bits = [int(any(a < r[1] and r[0] < b for r in ranges)) for a, b in offsets]
+    bits = [int(any(a < r[1] and r[0] < b for r in ranges)) for a, b in cores]
     row = Row(ids, labels_from_mask(ids, bits))
     if terminator is None or not ranges or ranges[-1][1] < len(text):
         return row

@@ -82,7 +82,7 @@ def token_mask(encoded: EncodedChat, ranges: Sequence[Span]) -> list[int]:
     """1 for every token that shares a character with `ranges`, which are in order and apart."""
     mask = []
     before = at = 0
-    for start, end in encoded.offsets:
+    for start, end in encoded.cores:
         # Some tokenizers leave leading blanks out of a token's offsets.
         start, before = min(start, before), max(before, end)
         while at < len(ranges) and ranges[at][1] <= start:
@@ -383,7 +383,7 @@ class _Turns:
         said = start if last is None else last.end
         run = terminator_after(
             self.chat.encoded.ids,
-            self.chat.encoded.offsets,
+            self.chat.encoded.cores,
             self.plain,
             (said, limit),
             self.chat.stop_ids,
@@ -392,7 +392,7 @@ class _Turns:
         )
         if not run:
             raise Unclear(f"assistant message {index} has no terminator of the stop set behind it")
-        finish = self.chat.encoded.offsets[run[-1]][1]
+        finish = self.chat.encoded.cores[run[-1]][1]
         if finish < max(said, start) or said > finish:
             raise Unclear(f"the terminator of assistant message {index} stands before its end")
         kept = [(a, min(b, finish)) for a, b in spans if a < finish]
