@@ -29,7 +29,8 @@ def phi_tokenizer(**flags: bool) -> Tokenizer:
 def supervised(tokenizer: Tokenizer, messages: list[Any], stops: Any = None) -> list[str]:
     """Runs of supervised tokens, as text."""
     rendered = ChatRenderer(tokenizer, stops=stops).render(messages)
-    assert rendered.refusal is None and rendered.mask is not None
+    assert rendered.refusal is None
+    assert rendered.mask is not None
     runs: list[list[int]] = []
     before = 0
     for token_id, bit in zip(rendered.ids, rendered.mask, strict=True):
