@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,33 +84,57 @@ def token_text(value: Any) -> str | None:
 def added_tokens(directory: Path) -> list[dict[str, Any]]:
     """The added tokens of a directory, each with at least `id` and `content`, in the order of their ids.
 
-    tokenizer.json comes first; what only tokenizer_config.json (`added_tokens_decoder`) or the old
-    added_tokens.json know is added to it. Of tokenizer.json only that list is parsed, since the
-    vocabulary beside it has megabytes.
+    tokenizer.json comes first; what only other files know is added to it. Of tokenizer.json only that list
+    is parsed, since the vocabulary beside it has megabytes; the vocabulary is read where a special token
+    is named that no list gives an id.
     """
-    found: dict[str, dict[str, Any]] = {}
     path = directory / "tokenizer.json"
-    if path.is_file():
-        for token in _added_tokens_of_tokenizer_json(path):
-            found[token["content"]] = token
+    own = _added_tokens_of_tokenizer_json(path) if path.is_file() else []
     config = read_object(directory, "tokenizer_config.json")
+    found = with_tokens_beside(own, directory, config)
+    if path.is_file() and any("id" not in token for token in found):
+        ids = _vocabulary_ids(parse_object(path, read_text(path)))
+        found = [{"id": ids.get(token["content"]), **token} for token in found]
+    found = [token for token in found if token.get("id") is not None]
+    return sorted(found, key=lambda token: int(token["id"]))
+
+
+def with_tokens_beside(
+    own: Iterable[Mapping[str, Any]], directory: Path, config: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The added tokens `own` of a tokenizer.json and those that other files add, as transformers 5 does it.
+
+    `added_tokens_decoder` also decides about the flags of a token that is there; a token that is named
+    (`eos_token`, ...) is special. Tokens that are only named, in `additional_special_tokens` for one, come
+    last and have no `id`: it is the vocabulary's, or a new one.
+    """
+    found = {token["content"]: dict(token) for token in own}
     for token in config_added_tokens(directory, config):
-        found.setdefault(token["content"], token)
-    return sorted(found.values(), key=lambda token: int(token["id"]))
+        known = found.get(token["content"])
+        if known is None:
+            found[token["content"]] = token
+        elif token.get("replaces"):
+            known.update({name: value for name, value in token.items() if name not in ("id", "content")})
+    for token in found.values():
+        token.pop("replaces", None)
+    for token in _named_tokens(directory, config):
+        known = found.setdefault(token["content"], token)
+        if token.pop("named"):
+            known["special"] = True
+        known.pop("named", None)
+    return list(found.values())
 
 
 def config_added_tokens(directory: Path, config: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """Added tokens that stand beside tokenizer.json: `added_tokens_decoder`, else added_tokens.json."""
     decoder = (config or {}).get("added_tokens_decoder")
     if isinstance(decoder, dict):
-        for token_id, token in decoder.items():
+        for token_id, token in sorted(decoder.items(), key=lambda item: (len(item[0]), item[0])):
             text = token_text(token)
             if text is None or not str(token_id).isdecimal():
                 path = directory / "tokenizer_config.json"
                 raise BrokenModel(f"{path}: added_tokens_decoder has no usable token under {token_id!r}.")
-            rest = token if isinstance(token, dict) else {}
-            flags = {name: value for name, value in rest.items() if isinstance(value, bool)}
-            yield {"special": False, **flags, "id": int(token_id), "content": text}
+            yield {**_flags(token), "id": int(token_id), "content": text, "replaces": isinstance(token, dict)}
         return
     legacy = read_object(directory, "added_tokens.json")
     specials = {token.text for token in special_tokens(directory, config).values()}
@@ -119,6 +143,48 @@ def config_added_tokens(directory: Path, config: dict[str, Any] | None) -> Itera
             raise BrokenModel(f"{directory / 'added_tokens.json'}: the id of {text!r} is {token_id!r}.")
         special = text in specials
         yield {"id": token_id, "content": text, "special": special, "normalized": not special}
+
+
+def _flags(token: Any, special: bool = False) -> dict[str, bool]:
+    """The flags of a token in a config, with the defaults of the tokenizers library."""
+    given = token if isinstance(token, dict) else {}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    special = special or given.get("special") is True
+    flags.update({"special": special, "normalized": not special})
+    flags.update({name: value for name, value in given.items() if name in flags and isinstance(value, bool)})
+    return {**flags, "special": special}
+
+
+def _named_tokens(directory: Path, config: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Special tokens by the keys that name them; `named` is true for `eos_token` and the like."""
+    places = [config or {}]
+    if config is None or "added_tokens_decoder" not in config:
+        # As in `special_tokens`: the map of older files wins.
+        places.insert(0, read_object(directory, "special_tokens_map.json") or {})
+    more: list[Any] = []
+    for place in places:
+        extra = place.get("extra_special_tokens") or place.get("additional_special_tokens") or ()
+        more += extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
+        more += [
+            value for key, value in place.items() if key.endswith("_token") and key not in SPECIAL_TOKEN_KEYS
+        ]
+    named = [
+        next(place[key] for place in places if token_text(place.get(key)))
+        for key in special_tokens(directory, config)
+    ]
+    for values, is_named in ((named, True), (more, False)):
+        for value in values:
+            text = token_text(value)
+            if text is not None:
+                yield {**_flags(value, special=True), "content": text, "named": is_named}
+
+
+def _vocabulary_ids(tokenizer_json: Mapping[str, Any]) -> dict[str, int]:
+    model = tokenizer_json.get("model")
+    pieces = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(pieces, list):
+        return {piece[0]: token_id for token_id, piece in enumerate(pieces)}
+    return pieces if isinstance(pieces, dict) else {}
 
 
 def special_tokens(directory: Path, config: dict[str, Any] | None) -> dict[str, SpecialToken]:
@@ -186,6 +252,11 @@ def _added_tokens_of_tokenizer_json(path: Path) -> list[dict[str, Any]]:
             tokens = None
     if tokens is None:
         tokens = parse_object(path, text).get("added_tokens") or []
+    return checked_added_tokens(path, tokens)
+
+
+def checked_added_tokens(path: Path, tokens: Any) -> list[dict[str, Any]]:
+    """The `added_tokens` of a tokenizer.json. Raises BrokenModel unless each has an id and a content."""
     if not isinstance(tokens, list) or not all(map(_is_added_token, tokens)):
         raise BrokenModel(f"{path}: every entry of added_tokens needs an id and a content.")
     return list(tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.errors import BrokenModel, UnsupportedModel
-from endstop.protocol.model_files import config_added_tokens, read_object
+from endstop.protocol.model_files import checked_added_tokens, read_object, with_tokens_beside
 
 if TYPE_CHECKING:
     from endstop.protocol.textstate import TextStates
@@ -71,12 +71,14 @@ class TokenBytes:
         if content is None:
             raise BrokenModel(f"{model.path} has no tokenizer.json, from which the bytes of tokens are read.")
         # Some models name added tokens only in tokenizer_config.json.
-        more = config_added_tokens(model.path, read_object(model.path, "tokenizer_config.json"))
-        known = {token["id"] for token in content.get("added_tokens") or []}
-        added = [token for token in more if token["id"] not in known]
-        return cls.from_tokenizer_json(
-            {**content, "added_tokens": [*(content.get("added_tokens") or []), *added]}
-        )
+        config = read_object(model.path, "tokenizer_config.json")
+        listed = checked_added_tokens(model.path / "tokenizer.json", content.get("added_tokens") or [])
+        added = with_tokens_beside(listed, model.path, config)
+        try:
+            _give_ids(added, _vocabulary(content["model"]["vocab"]))
+        except (KeyError, TypeError) as error:
+            raise BrokenModel(f"tokenizer.json lacks a part that is needed: {error!r}") from error
+        return cls.from_tokenizer_json({**content, "added_tokens": added})
 
     @classmethod
     def from_tokenizer_json(cls, content: Mapping[str, Any]) -> TokenBytes:
@@ -105,6 +107,15 @@ class TokenBytes:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise BrokenModel(f"tokenizer.json lacks a part that is needed: {error!r}") from error
         return cls(table, special)
+
+
+def _give_ids(added: Iterable[dict[str, Any]], vocabulary: Mapping[str, int]) -> None:
+    """Ids for tokens that are only named, as the tokenizers library gives them."""
+    new = max([len(vocabulary), *(token["id"] + 1 for token in added if "id" in token)])
+    for token in added:
+        if "id" not in token:
+            token["id"] = vocabulary.get(token["content"], new)
+            new = max(new, token["id"] + 1)
 
 
 def _vocabulary(vocab: Any) -> dict[str, int]:

@@ -17,12 +17,13 @@ from endstop.protocol.errors import BrokenModel, RequestRefused
 from endstop.protocol.model_files import (
     ChatTemplate,
     chat_templates,
-    config_added_tokens,
+    checked_added_tokens,
     parse_object,
     read_object,
     read_text,
     special_tokens,
     token_text,
+    with_tokens_beside,
 )
 from endstop.protocol.tokenizer_pieces import merges_of, renamed_pieces
 
@@ -131,13 +132,14 @@ class Tokenizer:
         tokenizer_json = parse_object(path, read_text(path))
         config = read_object(directory, "tokenizer_config.json")
         templates: dict[str, ChatTemplate] = chat_templates(directory, config)
+        listed = checked_added_tokens(path, tokenizer_json.get("added_tokens") or [])
+        own = {token["content"] for token in listed}
+        added = with_tokens_beside(listed, directory, config)
         return cls(
-            tokenizer_json,
+            {**tokenizer_json, "added_tokens": [token for token in added if token["content"] in own]},
             special={key: token.text for key, token in special_tokens(directory, config).items()},
             templates={name: template.text for name, template in templates.items()},
-            more_added_tokens=sorted(
-                config_added_tokens(directory, config), key=lambda token: int(token["id"])
-            ),
+            more_added_tokens=[token for token in added if token["content"] not in own],
             source=str(path),
         )
 
