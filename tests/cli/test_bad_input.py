@@ -267,10 +267,12 @@ def test_full_disk_while_pulling(home: Path, hub: FakeHub) -> None:
 def test_ctrl_c_while_streaming(home: Path, cycle: Path) -> None:
     process = start(home, "chat", str(cycle), "-p", "Hi", "--temperature", "0", "--stop", "never", "--stats")
     assert process.stdout is not None
+    assert process.stderr is not None
     begun = process.stdout.read(20)
     process.send_signal(signal.SIGINT)
-    rest, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    # `communicate` would lose what the stream has already taken in beyond those characters.
+    rest, stderr = process.stdout.read(), process.stderr.read()
+    assert process.wait(60) == 130, stderr
     text = begun + rest
     assert text.endswith("\n")
     words = text.split()
@@ -282,10 +284,11 @@ def test_ctrl_c_while_streaming(home: Path, cycle: Path) -> None:
 def test_ctrl_c_while_generating_keeps_what_is_there(home: Path, cycle: Path) -> None:
     process = start(home, "generate", str(cycle), "Hi", "Ho", "--temperature", "0", "--max-rows", "1")
     assert process.stdout is not None
+    assert process.stderr is not None
     first = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)  # the second prompt has thousands of tokens before it
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    stdout, stderr = process.stdout.read(), process.stderr.read()
+    assert process.wait(60) == 130, stderr
     second = json.loads(stdout)
     assert [(line["index"], line["finish_reason"]) for line in (first, second)] == [
         (0, "length"),

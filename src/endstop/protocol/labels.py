@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from endstop.protocol.chat_encoding import ChatEncoder, cores_of
@@ -132,7 +133,7 @@ def _completion(
     tokenizer: Tokenizer, prompt: str, completion: str, end: int | None, stops: Collection[int]
 ) -> Row:
     text = prompt + completion
-    encoded = ChatEncoder(tokenizer).encode(tracked(text, ("text",)))
+    encoded = _encoder(tokenizer).encode(tracked(text, ("text",)))
     mask = token_mask(encoded, [(len(prompt), len(text))])
     before, behind = _added_around(tokenizer, text)
     ids = [*before, *encoded.ids]
@@ -142,6 +143,12 @@ def _completion(
     # The tokenizer's own EOS, if it adds one, is the terminator where it is a stop id.
     end = next((token_id for token_id in behind if token_id in stops), end)
     return Row([*ids, end], [*labels, end])
+
+
+@lru_cache(maxsize=1)
+def _encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    """The same for all rows: what it finds out about a vocabulary takes longer than a row."""
+    return ChatEncoder(tokenizer)
 
 
 def _added_around(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
