@@ -13,7 +13,15 @@ from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.protocol.tokenizer import Tokenizer
 from tests.protocol.chat_cases import assistant, user
-from tests.protocol.model_dirs import CHATML, added, tokenizer_json, write_model
+from tests.protocol.model_dirs import (
+    CHATML,
+    STRING,
+    added,
+    byte_alphabet,
+    gguf_model,
+    tokenizer_json,
+    write_model,
+)
 
 END, START, BASE = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 CHAT = [user("hi  you"), assistant("yo"), user("x"), assistant("z")]
@@ -97,3 +105,29 @@ def test_a_token_that_no_vocabulary_has_gets_the_id_that_transformers_gives_it(t
     assert tokenizer.pad_token_id == theirs.pad_token_id == 259
     assert TokenBytes.from_pretrained(path)[259] == b"[PAD]"
     assert StopSet.from_pretrained(path).ids == {2}
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
+def test_a_terminator_that_a_gguf_file_calls_ordinary_is_one_token(tmp_path, key):
+    tokens = [BASE, START, END, "ab", *byte_alphabet()]
+    types = [3, 3, 1, *[1] * 257]
+    more = {f"tokenizer.ggml.{key}_token_id": (4, 2), "tokenizer.chat_template": (STRING, CHATML)}
+    path = tmp_path / "chat.gguf"
+    path.write_bytes(gguf_model(tokens, types, merges=["a b"], more=more))
+    stops = StopSet.from_pretrained(path)
+    assert (stops.terminator, dict(stops.roles)) == (2, {2: "turn_end"})
+    assert stops.conflicts == ()
+    assert TokenBytes.from_pretrained(path).special == {0, 1, 2}
+    rendered = ChatRenderer(Tokenizer.from_pretrained(path), stops=stops).render(CHAT)
+    assert [i for i in rendered.ids if i < 3] == [1, 2] * 4
+    assert rendered.mask is not None
+
+
+def test_an_end_of_a_gguf_file_that_is_blank_stays_ordinary(tmp_path):
+    tokens = ["", *byte_alphabet(), "ab"]
+    path = tmp_path / "blank.gguf"
+    for end in (0, 1 + ord("\n")):
+        more = {"tokenizer.ggml.eos_token_id": (4, end)}
+        path.write_bytes(gguf_model(tokens, [1] * 258, merges=["a b"], more=more))
+        assert TokenBytes.from_pretrained(path).special == frozenset()
+        assert StopSet.from_pretrained(path).ids == {end}

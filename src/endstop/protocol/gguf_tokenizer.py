@@ -308,14 +308,26 @@ def _tokens(meta: GGUFMetadata) -> list[str]:
 
 
 def _types(meta: GGUFMetadata) -> list[int]:
-    count = len(_tokens(meta))
+    """The type of each token; one that the metadata names as an end or a beginning is a control token.
+
+    Some conversions call it an ordinary one. Templates write it all the same, and it must not fall apart.
+    """
+    tokens = _tokens(meta)
     types = meta.metadata.get("tokenizer.ggml.token_type")
     if types is None:
-        return [NORMAL] * count
-    if not isinstance(types, list) or len(types) != count:
+        types = [NORMAL] * len(tokens)
+    if not isinstance(types, list) or len(types) != len(tokens):
         raise BrokenModel(
-            f"{meta.path}: tokenizer.ggml.token_type must have a type for each of {count} tokens."
+            f"{meta.path}: tokenizer.ggml.token_type must have a type for each of {len(tokens)} tokens."
         )
+    types = list(types)
+    for key in (*STOP_KEYS, "tokenizer.ggml.bos_token_id"):
+        token_id = token_id_of(meta, key)
+        if token_id is not None and token_id < len(types):
+            text = tokens[token_id]
+            # Blanks, also in the byte-level alphabet (from U+0100), stay the text that they are.
+            if text and not _is_blank(text) and not any("\u0100" <= letter <= "\u0143" for letter in text):
+                types[token_id] = CONTROL
     return types
 
 
