@@ -306,9 +306,21 @@ def test_syntax_from_template():
     assert ToolSyntax.from_template("<|start_header_id|> <|python_tag|>") == LLAMA
     llama32 = "<|start_header_id|>{{- '{\"name\": \"' + call.name + '\", ' }}{{- '\"parameters\": ' }}"
     assert ToolSyntax.from_template(llama32) == LLAMA
+    llama4 = llama32.replace("<|start_header_id|>", "<|header_start|>") + "<|python_start|>"
+    assert ToolSyntax.from_template(llama4, added_tokens=["<|python_start|>"]) == LLAMA
     assert ToolSyntax.from_template("{{ x }}", added_tokens=["<|python_start|>"]) == PYTHON
     assert ToolSyntax.from_template("<|im_start|>") is None
     assert ToolSyntax.from_template(None) is None
+
+
+def test_calls_behind_the_empty_code_of_llama4():
+    calls = b'{"name": "f", "parameters": {"a": 1}}{"name": "g", "parameters": {}}'
+    pieces = TokenBytes([b"<|python_start|>", b"<|python_end|>", b"<|eom|>", calls], special={0, 1, 2})
+    stops = StopSet.of({2: "tool_end"})
+    machine = StopMachine(stops, SamplingParams(max_tokens=9), pieces, tools=LLAMA)
+    machine.push_many([0, 1, 3, 2])
+    assert (machine.finish_reason, machine.stop_kind, machine.content) == ("tool_calls", "tool_end", "")
+    assert [(call.name, call.arguments) for call in machine.tool_calls] == [("f", '{"a": 1}'), ("g", "{}")]
 
 
 def test_reasoning_from_template():

@@ -97,7 +97,9 @@ class ToolSyntax:
             return cls("mistral", parallel)
         if "<|python_tag|>" in text:
             return cls("llama3", parallel)
-        if "<|start_header_id|>" in text and '"name": ' in text and '"parameters": ' in text:
+        # Llama 3 and Llama 4; the latter has `<|python_start|>` as well, and no code between.
+        headers = "<|start_header_id|>" in text or "<|header_start|>" in text
+        if headers and '"name": ' in text and '"parameters": ' in text:
             return cls("llama3", parallel)
         if "<|python_start|>" in text or "<|python_start|>" in set(added_tokens):
             return cls("python", parallel)
