@@ -118,8 +118,12 @@ def test_greedy_outputs_equal_transformers_token_for_token(llm, directory):
 
 @pytest.mark.slow
 def test_bfloat16_rows_in_a_batch_part_only_at_near_ties():
-    """Logits of bfloat16 weights are rounded to 8 bits: a gap of two steps at their size is a tie."""
-    tolerance = 0.25
+    """The best logits of this model lie between 16 and 32, where a step of bfloat16 is 0.125.
+
+    Another batch moves a best logit by up to two steps (measured; float32 is 0.2 away in the mean), so
+    two that are less than four steps apart may change places, and only those.
+    """
+    tolerance = 4 * 0.125
     params = SamplingParams(temperature=0, max_tokens=48)
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
     with LLM(NAME, dtype="bfloat16") as model:
