@@ -20,11 +20,12 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/endstop chat smollm2-135m-instruct -p "How do you say thank you in Chinese?" --max-tokens 64 --temperature 0 --stats
 
+# Two test processes with one thread each: threads of several processes that wait for each other are many times slower.
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .
