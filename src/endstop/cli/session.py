@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from endstop.cli.exits import check_interrupted
 from endstop.cli.inputs import read_file
 from endstop.cli.options import check_sampling, model_options
-from endstop.cli.output import note
+from endstop.cli.output import counted, note
 from endstop.cli.progress import downloading
 
 if TYPE_CHECKING:
@@ -183,6 +183,6 @@ def note_statistics(session: Session, answer: Answer) -> None:
         note(captioned_sparkline(values, width, sys.stderr.encoding or "ascii"))
     count = len(output.generated_token_ids)
     note(
-        f"{count} tokens in {answer.seconds:.2f} s, {answer.tokens_per_second:.1f} tokens per second, "
-        f"first after {answer.first_seconds:.2f} s; prompt {answer.prompt_tokens} tokens"
+        f"{counted(count, 'token')} in {answer.seconds:.2f} s, {answer.tokens_per_second:.1f} tokens per second, "
+        f"first after {answer.first_seconds:.2f} s; prompt {counted(answer.prompt_tokens, 'token')}"
     )
