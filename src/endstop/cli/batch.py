@@ -147,8 +147,8 @@ def run_batch(session: Session, items: list[Item], params: SamplingParams, strea
     failed = f", {report.failed} refused" if report.failed else ""
     left = f", {len(items) - written} left out" if written < len(items) else ""
     note(
-        f"{report.finished} of {counted(len(items), 'prompt')}{failed}{left}: {counted(report.tokens, 'token')} in "
-        f"{report.seconds:.1f} s, {rate:.1f} tokens per second"
+        f"{report.finished} of {counted(len(items), 'prompt')}{failed}{left}: "
+        f"{counted(report.tokens, 'token')} in {report.seconds:.1f} s, {rate:.1f} tokens per second"
     )
     if report.empty and engine.chat_format is not None:
         note(

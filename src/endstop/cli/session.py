@@ -181,8 +181,8 @@ def note_statistics(session: Session, answer: Answer) -> None:
         width = min(80, max(10, shutil.get_terminal_size().columns - 52))
         values = [step.p_stop for step in output.trace.steps]
         note(captioned_sparkline(values, width, sys.stderr.encoding or "ascii"))
-    count = len(output.generated_token_ids)
+    written = counted(len(output.generated_token_ids), "token")
     note(
-        f"{counted(count, 'token')} in {answer.seconds:.2f} s, {answer.tokens_per_second:.1f} tokens per second, "
+        f"{written} in {answer.seconds:.2f} s, {answer.tokens_per_second:.1f} tokens per second, "
         f"first after {answer.first_seconds:.2f} s; prompt {counted(answer.prompt_tokens, 'token')}"
     )
