@@ -41,6 +41,8 @@ def run(
     max_tokens: int | None,
     ignore_eos: bool,
     room: int | None,
+    late_from: int | None = None,
+    repetition: tuple[int, int, int] | None = None,
 ) -> Expected:
     expected = Expected()
     patterns = [text.encode() for text in dict.fromkeys(stop)]
@@ -127,6 +129,14 @@ def run(
             return finish("max_tokens", None, len(written), False)
         if room is not None and index + 1 >= room:
             return finish("context", None, len(written), False)
+        if late_from is not None and index >= late_from:
+            return finish("deadline", None, len(written), False)
+        if repetition is not None and not forced and index + 1 >= min_tokens:
+            most, least, count = repetition
+            for size in range(least, most + 1):
+                end = expected.generated[-size * count :]
+                if len(end) == size * count and end == end[:size] * count:
+                    return finish("repetition", None, len(written), False)
         if forced or index + 1 == min_tokens:
             border = len(written)
         held = len(written) if include or index + 1 < min_tokens else hold_start()

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from endstop.outcomes import FINISH_REASONS
-from endstop.protocol.machine import StopMachine
-from endstop.protocol.params import SamplingParams
+from endstop.protocol.machine import OUTSIDE_KINDS, StopMachine
+from endstop.protocol.params import RepetitionDetection, SamplingParams
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
 
@@ -60,6 +60,8 @@ def rows(draw):
         "max_tokens": draw(st.sampled_from([None, None, 5, 9])),
         "ignore_eos": draw(st.booleans()),
         "room": draw(st.sampled_from([None, None, 7])),
+        "late_from": draw(st.sampled_from([None, None, None, 0, 3, 6])),
+        "repetition": draw(st.sampled_from([None, None, (1, 1, 3), (3, 1, 2), (2, 2, 2)])),
     }
 
 
@@ -72,18 +74,25 @@ def machine_for(row) -> StopMachine:
         min_tokens=row["min_tokens"],
         max_tokens=row["max_tokens"],
         ignore_eos=row["ignore_eos"],
+        max_time=None if row["late_from"] is None else 1.0,
+        repetition_detection=row["repetition"] and RepetitionDetection(*row["repetition"]),
     )
     prompt_len = 3
-    return StopMachine(
+    late_from = row["late_from"]
+    machine = StopMachine(
         StopSet.of(row["stop_set"]),
         params,
         TokenBytes(row["pieces"], special=row["special"]),
         prompt_len=prompt_len,
         context_len=None if row["room"] is None else prompt_len + row["room"],
+        # Time passes with the tokens: it is over from token `late_from` on.
+        clock=lambda: float(late_from is not None and len(machine.generated_token_ids) > late_from),
+        started_at=0.0,
     )
+    return machine
 
 
-def check_against_oracle(row) -> None:
+def check_against_oracle(row, outside) -> None:
     expected = oracle.run(**row)
     machine = machine_for(row)
     shown = ""
@@ -102,8 +111,8 @@ def check_against_oracle(row) -> None:
     assert machine.stop_reason == expected.reason
     if expected.kind is None:
         assert machine.finish_reason is None
-        shown += machine.finish("cancelled").text
-        assert machine.finish_reason == "abort"
+        shown += machine.finish(outside).text
+        assert (machine.stop_kind, machine.finish_reason) == (outside, FINISH_REASONS[outside])
     else:
         assert machine.finish_reason == FINISH_REASONS[expected.kind]
     assert shown == machine.text == expected.text
@@ -137,7 +146,8 @@ def check_any_split(row, cuts) -> None:
 
 def check_fork(row, at) -> None:
     """A fork goes on as the original would, and neither disturbs the other."""
-    machine = machine_for(row)
+    # The clock here is the first machine's, so it cannot tell the fork's time.
+    machine = machine_for({**row, "late_from": None})
     for token, forced in row["tokens"][:at]:
         if not machine.finished:
             machine.push(token, forced)
@@ -163,9 +173,9 @@ slow = settings(
 
 
 @quick
-@given(rows())
-def test_machine_equals_the_plain_rules(row):
-    check_against_oracle(row)
+@given(rows(), st.sampled_from(OUTSIDE_KINDS))
+def test_machine_equals_the_plain_rules(row, outside):
+    check_against_oracle(row, outside)
 
 
 @quick
@@ -182,9 +192,9 @@ def test_fork_goes_on_as_the_original_would(row, at):
 
 @pytest.mark.slow
 @slow
-@given(rows())
-def test_machine_equals_the_plain_rules_many(row):
-    check_against_oracle(row)
+@given(rows(), st.sampled_from(OUTSIDE_KINDS))
+def test_machine_equals_the_plain_rules_many(row, outside):
+    check_against_oracle(row, outside)
 
 
 @pytest.mark.slow

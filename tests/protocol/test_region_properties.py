@@ -75,6 +75,64 @@ def check(data, cuts, choices):
     assert outcome(data, [], **choices) == whole_bytes
 
 
+def plain_scopes(data, stops, *, opened, scope, include):
+    """Where reasoning regions and stop strings put the end, byte by byte and from the start each time.
+
+    Returns the bytes shown and the stop string, or everything and None.
+    """
+    inside, begin = opened, 0
+    for end in range(1, len(data) + 1):
+        seen = data[begin:end]
+        counting = [s for s in stops if scope == "all" or not inside or s in ("<think>", "</think>")]
+        complete = [s for s in counting if seen.endswith(s.encode())]
+        if complete:
+            stop = max(complete, key=lambda s: len(s.encode()))
+            return data[: end if include else end - len(stop.encode())], stop
+        if seen.endswith(b"</think>" if inside else b"<think>"):
+            inside, begin = not inside, end
+    return data, None
+
+
+SCOPE_PARTS = ["<think>", "</think>", "END", "EN", "D", "k>", "<th", "é", "x"]
+SCOPE_STOPS = ["END", "D", "k>EN", "<th", "think>", "</think>", "<think>", "é", "EN<th", "x</think>"]
+
+
+def check_scopes(data, cuts, stops, opened, scope, include):
+    borders = sorted({cut for cut in cuts if cut < len(data)} | {0, len(data)})
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(borders)]
+    params = SamplingParams(stop=stops, stop_scope=scope, include_stop_str_in_output=include)
+    machine = StopMachine(StopSet.of({}), params, TokenBytes(pieces), reasoning=Reasoning(open=opened))
+    machine.push_many(range(len(pieces)))
+    shown, stop = plain_scopes(data, stops, opened=opened, scope=scope, include=include)
+    assert machine.stop_reason == stop
+    if stop is None:
+        machine.finish("max_tokens")
+    assert machine.text == shown.decode("utf-8", "replace")
+
+
+SCOPES = {
+    "data": st.lists(st.sampled_from(SCOPE_PARTS), min_size=1, max_size=9).map(lambda p: "".join(p).encode()),
+    "cuts": st.lists(st.integers(1, 60), max_size=12),
+    "stops": st.lists(st.sampled_from(SCOPE_STOPS), max_size=3, unique=True),
+    "opened": st.booleans(),
+    "scope": st.sampled_from(["answer", "all"]),
+    "include": st.booleans(),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(**SCOPES)
+def test_scopes_equal_the_plain_rules(data, cuts, stops, opened, scope, include):
+    check_scopes(data, cuts, stops, opened, scope, include)
+
+
+@pytest.mark.slow
+@settings(max_examples=int(os.environ.get("ENDSTOP_EXAMPLES", "4000")), deadline=None)
+@given(**SCOPES)
+def test_scopes_equal_the_plain_rules_many(data, cuts, stops, opened, scope, include):
+    check_scopes(data, cuts, stops, opened, scope, include)
+
+
 CHOICES = st.fixed_dictionaries(
     {
         "opened": st.booleans(),

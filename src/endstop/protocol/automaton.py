@@ -107,6 +107,16 @@ class StopAutomaton:
         return Scan(node, NO_MATCH, len(data))
 
 
+def held_back(automaton: StopAutomaton, node: int, text: bytes, include: bool) -> int:
+    """How many bytes at the end of `text`, which ends at `node`, may not be shown yet.
+
+    An unfinished character, and what may still become a stop string unless the string is kept. A stop
+    string begins with the first byte of a character, so a cut there splits none.
+    """
+    hold = incomplete_tail(text)
+    return hold if include or node == ROOT else max(hold, automaton.depth[node])
+
+
 @lru_cache(maxsize=512)
 def compile_stop_strings(stop: tuple[str, ...]) -> StopAutomaton:
     """The automaton of these strings, built once for all requests that use them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from endstop.outcomes import StopKind, finish_reason_of
-from endstop.protocol.automaton import NO_MATCH, ROOT, compile_stop_strings, incomplete_tail
+from endstop.protocol.automaton import NO_MATCH, ROOT, compile_stop_strings, held_back
 from endstop.protocol.params import SamplingParams
 from endstop.protocol.step import StopStep
 
@@ -45,10 +45,7 @@ class StopStrings:
             self.stop_reason = self.stop[pattern]
             cut = len(held) if self._include else len(held) - len(self._automaton.patterns[pattern])
             return self._end("stop_string", held[:cut])
-        hold = incomplete_tail(held)
-        if not self._include:
-            hold = max(hold, self._automaton.depth[self._node])
-        shown = len(held) - hold
+        shown = len(held) - held_back(self._automaton, self._node, held, self._include)
         self._held = held[shown:]
         return self._show(held[:shown])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from endstop.protocol.automaton import NO_MATCH, ROOT, StopAutomaton, compile_stop_strings, incomplete_tail
+from endstop.protocol.automaton import NO_MATCH, ROOT, StopAutomaton, compile_stop_strings, held_back
 from endstop.protocol.step import StopStep
 from endstop.protocol.tokenbytes import TokenBytes
 
@@ -77,10 +77,7 @@ class TextStates:
             if not self.include:
                 cut -= len(self.automaton.patterns[pattern])
             return Match(pattern, cut, text[:cut])
-        hold = incomplete_tail(text)
-        if node and not self.include:
-            # A stop string begins with a first byte of a character, so a cut there splits none.
-            hold = max(hold, self.automaton.depth[node])
+        hold = held_back(self.automaton, node, text, self.include)
         if hold:
             shown, held = text[:-hold], text[-hold:]
         else:
