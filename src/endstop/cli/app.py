@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ VERBS = {
     "stops": "endstop.cli.stops",
     "render": "endstop.cli.render",
     "tokenize": "endstop.cli.tokenize",
+    "train": "endstop.cli.train",
+    "eval": "endstop.cli.eval",
     "pull": "endstop.cli.pull",
     "cache": "endstop.cli.cache",
     "env": "endstop.cli.env",
@@ -26,15 +29,37 @@ VERBS = {
 class VerbGroup(TyperGroup):
     """Finds verbs by name without importing the others."""
 
+    modules: Mapping[str, str] = VERBS
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return list(self.modules)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
+        if cmd_name not in self.modules:
             return None
-        command = get_command(import_module(VERBS[cmd_name]).app)
+        command = get_command(import_module(self.modules[cmd_name]).app)
         command.name = cmd_name
         return command
+
+
+def group_of(verbs: Mapping[str, str], help_text: str) -> typer.Typer:
+    """The Typer app of a verb with verbs of its own, each in a module that is imported when it is used."""
+    group = type("VerbsBelow", (VerbGroup,), {"modules": verbs})
+    below = typer.Typer(
+        cls=group,
+        help=help_text,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    below.callback()(_nothing)
+    return below
+
+
+def _nothing() -> None:
+    """Typer makes a group only of an app with a callback."""
 
 
 def verb_app(help_text: str | None = None) -> typer.Typer:
