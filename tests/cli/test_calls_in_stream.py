@@ -1,4 +1,4 @@
-"""A model whose vocabulary has the calculator's tags gets the calculator, in Python and on the command line."""
+"""A vocabulary with the calculator's tags brings the calculator, in Python and on the command line."""
 
 from __future__ import annotations
 

@@ -36,4 +36,4 @@ def test_a_close_tag_without_its_open_tag_is_left_out():
 def test_tags_are_found_by_name_or_not_at_all():
     names = ("<|python_start|>", "<|python_end|>", "<|output_start|>", "<|output_end|>")
     assert StreamTags.of(dict(zip(names, range(100, 104), strict=True))) == TAGS
-    assert StreamTags.of({name: 1 for name in names[:3]}) is None
+    assert StreamTags.of(dict.fromkeys(names[:3], 1)) is None
