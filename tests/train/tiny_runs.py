@@ -19,7 +19,7 @@ from endstop.train.stages import StageData
 from endstop.train.starting_point import Vocabulary
 from endstop.train.tokenizer_training import save_tokenizer, train_tokenizer
 
-WORDS = "one two three four five six seven eight nine ten".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 def documents(count: int, seed: int = 0) -> list[str]:

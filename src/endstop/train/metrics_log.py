@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, appended as the run goes; a resumed run cuts what it will repeat."""
+"""metrics.jsonl: one JSON object per line, appended as the run goes; resuming cuts what is repeated."""
 
 from __future__ import annotations
 

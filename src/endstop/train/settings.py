@@ -119,8 +119,8 @@ class StageSettings:
     keep_checkpoints: int = 2
     warm_optimizer: bool = False
     event_weights: dict[str, float] = field(default_factory=dict)
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
     compile: bool = False
@@ -168,7 +168,7 @@ class StageSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
-        return _plain(dataclasses.asdict(self))
+        return typing.cast(dict[str, Any], _plain(dataclasses.asdict(self)))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageSettings:

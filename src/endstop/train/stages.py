@@ -248,7 +248,7 @@ def settled(
         # Casting costs more than it saves where the matrices are small.
         width = settings.model.config(1000).hidden_size if settings.model is not None else 768
         name = "float32" if process.device.type == "cpu" and width < 512 else found
-        settings = replace(settings, dtype=shared(name, process))
+        settings = replace(settings, dtype=shared(name, process))  # type: ignore[arg-type]
     return settings
 
 
@@ -333,8 +333,8 @@ def check_labels(
         raise EndstopError(f"none of the first {AUDITED} conversations has a supervised token to train on.")
     if settings.masked and transform is None and found.supervised_stop_rate < 1.0:
         raise EndstopError(
-            f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not be "
-            "taught to stop. Look at the chat template and the stop set (`endstop stops`)."
+            f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not "
+            "be taught to stop. Look at the chat template and the stop set (`endstop stops`)."
         )
     return found
 

@@ -53,7 +53,8 @@ class Vocabulary:
         tokenizer = Tokenizer.from_pretrained(directory)
         if tokenizer.vocab_size > rows:
             raise EndstopError(
-                f"the tokenizer of {directory} has {tokenizer.vocab_size} tokens, but the model only {rows} rows."
+                f"the tokenizer of {directory} has {tokenizer.vocab_size} tokens, but the model only "
+                f"{rows} rows."
             )
         stops = StopSet.from_pretrained(directory)
         events = StopEvents.of(tokenizer, stops, rows)

@@ -228,7 +228,7 @@ def natural_stops(
 def sampling_engine(
     config: DecoderConfig, weights: Mapping[str, Tensor], tokenizer: Path, *, device: str = "cpu"
 ) -> Engine:
-    """An engine over weights that are being trained; `tokenizer` is a directory with the tokenizer's files."""
+    """An engine over weights in training; `tokenizer` is a directory with the tokenizer's files."""
     from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenbytes import TokenBytes
     from endstop.runtime.engine import Engine

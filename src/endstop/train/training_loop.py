@@ -1,7 +1,7 @@
 """The training loop of base, mid and SFT: batches, loss, gradients, optimiser, metrics, checkpoints.
 
-A run is a function of its settings and its data: killed at any moment and resumed, it takes the same steps with
-the same numbers, on one process in float32 bit for bit.
+A run is a function of its settings and its data: killed at any moment and resumed, it takes the same steps
+with the same numbers, on one process in float32 bit for bit.
 """
 
 from __future__ import annotations
