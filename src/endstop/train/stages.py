@@ -101,11 +101,12 @@ def run_base(
             )
 
         own = loader(documents, settings.rows, settings.data_shards, process)
+        faulty = _batch_fault(own, settings, vocabulary)
         held_out: list[TokenBatch] = []
         if validation is not None:
             held_out = loader(validation, settings.validation_rows, 1, ALONE).next_step()
         probes = [Probe([vocabulary.border])] * settings.samples
-        return StageData(own, held_out, probes, own.mixture.sources())
+        return StageData(faulty, held_out, probes, own.mixture.sources())
 
     return run_stage(settings, run, data, process=process, resume=resume, report=report)
 
@@ -116,15 +117,14 @@ def run_chat(
     conversations: Any,
     *,
     validation: Any = None,
-    transform: Callable[[Row], Row] | None = None,
     process: Process = ALONE,
     resume: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Train on conversations (mid, SFT): only what the assistant says, unless `settings.masked` is off.
 
-    conversations, validation: a `Mixture` or source of lists of messages. transform: changes the labels of a
-    row, to train a fault on purpose; without one every turn must have its end supervised.
+    conversations, validation: a `Mixture` or source of lists of messages. Every turn must have its end
+    supervised, unless a fault is trained on purpose (`settings.pathology`).
     """
 
     def data(vocabulary: Vocabulary) -> StageData:
@@ -153,6 +153,7 @@ def run_chat(
             )
 
         mixture = as_mixture(conversations)
+        transform = _row_fault(settings, vocabulary)
         found = check_labels(mixture, renderer, vocabulary, settings, transform)
         own = loader(mixture, settings.rows, settings.data_shards, process, transform)
         held_out: list[TokenBatch] = []
@@ -355,6 +356,31 @@ def _first_rows(
 def _show(messages: Sequence[Any]) -> None:
     """The first conversation with what is supervised in colour, for the person who trains."""
     logger.info("first conversation: %s", messages)
+
+
+def _row_fault(settings: StageSettings, vocabulary: Vocabulary) -> Callable[[Row], Row] | None:
+    """What a pathology does to the rows of conversations."""
+    if settings.pathology is None:
+        return None
+    from endstop.train.pathologies import Pathology, row_fault
+
+    ends = vocabulary.events.ids_of("turn_end")
+    written = vocabulary.stops.terminator
+    ends.sort(key=lambda token_id: token_id != written)
+    return row_fault(Pathology.parse(settings.pathology), ends)
+
+
+def _batch_fault(loader: Loader, settings: StageSettings, vocabulary: Vocabulary) -> Loader:
+    """A loader of documents as a pathology makes it."""
+    if settings.pathology is None:
+        return loader
+    from endstop.train.pathologies import FaultyLoader, Pathology, batch_fault
+
+    pad = vocabulary.tokenizer.pad_token_id
+    fault = batch_fault(
+        Pathology.parse(settings.pathology), vocabulary.border, vocabulary.border if pad is None else pad
+    )
+    return FaultyLoader(loader, fault)
 
 
 def _check_length(settings: StageSettings, decoder: Decoder) -> None:
