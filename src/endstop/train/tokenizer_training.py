@@ -1,4 +1,4 @@
-"""Training a byte-level BPE tokenizer, and encoding documents with it.
+"""Training a byte-level BPE tokenizer.
 
 Ids 0 to 255 are the bytes themselves, then come the merges in the order in which they were learned, then the
 nine special tokens of `chat_format`. Both engines learn the same merges: the most frequent pair first, of
@@ -7,20 +7,21 @@ pairs equally frequent the one with the lower ids.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from endstop.models.directory import whole_directory
 from endstop.protocol.errors import EndstopError
-from endstop.protocol.model_files import parse_object, read_text
 from endstop.protocol.tokenbytes import byte_level_alphabet
 from endstop.train.chat_format import BOS, SPECIAL_TOKENS, tokenizer_files
+from endstop.train.data.records import BadDocument
 
 Engine = Literal["auto", "tokenizers", "rustbpe"]
 Merge = tuple[bytes, bytes]
@@ -38,7 +39,18 @@ SPLIT_PATTERN = (
     r"|\s+"
 )
 
+# Regular expressions that look ahead overflow the stack of rustbpe on a million blanks in a row.
+_PIECE_CHARS = 100_000
+
 _log = logging.getLogger(__name__)
+
+
+class Documents(Protocol):
+    """Documents by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
 
 
 @dataclass(slots=True)
@@ -74,7 +86,7 @@ def train_tokenizer(
             faster, and tokenizers otherwise; the merges are the same.
         max_chars: stop reading after so many characters.
         document_chars: of each document only so many characters from its start, so that no single one
-            outweighs the others. None takes them whole.
+            outweighs the others. None takes them whole (split at every 100,000 characters).
         allow_smaller: take what the texts give where they do not allow `vocab_size` tokens.
         progress: told after each document what was read so far.
 
@@ -168,6 +180,28 @@ def tokenizer_json(merges: Iterable[Merge]) -> dict[str, Any]:
     }
 
 
+def interleaved(
+    sources: Sequence[Documents], unreadable: Callable[[BadDocument], None] | None = None
+) -> Iterator[str]:
+    """The documents of several sources, each spread evenly over the whole, so that a limit cuts all alike.
+
+    A document that cannot be read is left out and told to `unreadable`.
+    """
+
+    def places(number: int) -> Iterator[tuple[float, int, int]]:
+        size = len(sources[number])
+        return (((index + 0.5) / size, number, index) for index in range(size))
+
+    for _, number, index in heapq.merge(*map(places, range(len(sources)))):
+        try:
+            text = sources[number][index]
+        except BadDocument as error:
+            if unreadable is not None:
+                unreadable(error)
+            continue
+        yield text
+
+
 def save_tokenizer(content: Mapping[str, Any], directory: str | Path, *, replace: bool = False) -> None:
     """Write a tokenizer directory, whole or not at all: tokenizer, configs and chat template.
 
@@ -177,37 +211,6 @@ def save_tokenizer(content: Mapping[str, Any], directory: str | Path, *, replace
     with whole_directory(directory, replace=replace) as place:
         for name, text in files.items():
             (place / name).write_text(text, encoding="utf-8")
-
-
-def encode_documents(
-    tokenizer: str | Path | Mapping[str, Any],
-) -> Callable[[list[str]], list[list[int]]]:
-    """A function that encodes many documents at once, for training.
-
-    `tokenizer` is a directory, or the content of a tokenizer.json. Nothing is added around a document, and no
-    text in it becomes a special token. Raises ValueError, naming the document, for half a surrogate pair.
-    """
-    import tokenizers
-
-    if not isinstance(tokenizer, Mapping):
-        path = Path(tokenizer) / "tokenizer.json"
-        tokenizer = parse_object(path, read_text(path))
-    bare = {**tokenizer, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    inner = tokenizers.Tokenizer.from_str(json.dumps(bare))
-
-    def encode(documents: list[str]) -> list[list[int]]:
-        try:
-            encodings = inner.encode_batch_fast(documents, add_special_tokens=False)
-        except TypeError:
-            for index, text in enumerate(documents):
-                if not isinstance(text, str):
-                    raise
-                if not _is_unicode(text):
-                    raise ValueError(f"document {index} holds half a surrogate pair") from None
-            raise
-        return [encoding.ids for encoding in encodings]
-
-    return encode
 
 
 def _documents(
@@ -228,19 +231,21 @@ def _documents(
         text = text[: min(limits)] if limits else text
         if not text:
             continue
-        if not _is_unicode(text):
+        if not is_unicode(text):
             read.skipped += 1
             continue
         read.documents += 1
         read.characters += len(text)
         if progress is not None:
             progress(read)
-        yield text
+        for start in range(0, len(text), _PIECE_CHARS):
+            yield text[start : start + _PIECE_CHARS]
         if max_chars is not None and read.characters >= max_chars:
             return
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """False for text that holds half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
