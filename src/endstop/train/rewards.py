@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, get_args
 
 from endstop.outcomes import REWARD_WEIGHTS, RewardCase
@@ -80,7 +81,7 @@ class RewardSettings:
         if set(self.weights) != set(REWARD_ORDER):
             raise ValueError(f"the weights name exactly {', '.join(REWARD_ORDER)}")
         values = [self.weights[case] for case in REWARD_ORDER]
-        if any(not worse < better for worse, better in zip(values, values[1:], strict=False)):
+        if any(not worse < better for worse, better in pairwise(values)):
             raise ValueError(
                 f"the weights must rise from {REWARD_ORDER[0]} to {REWARD_ORDER[-1]}, got {values}"
             )
