@@ -145,7 +145,7 @@ def policy_loss(
     if statistics is not None:
         with torch.no_grad():
             gaps = (chosen - batch.engine_logprobs.to(device)[counted]).abs()
-            statistics.loss += float(loss)
+            statistics.loss += float(loss.detach())
             statistics.tokens += len(targets)
             statistics.entropy -= float((log_probabilities.exp() * log_probabilities).sum())
             statistics.gap += float(gaps.sum())

@@ -36,8 +36,8 @@ class Question:
         prompt_ids: up to and with the header of the assistant's turn.
         gold_ids: a right answer as the model would write it, terminator included; empty where none is known.
         gold_mask: 1 where the model would sample the token, 0 where the runtime forces it.
-        right: whether a text (special tokens spelled out) is a right answer.
-        gave_up: whether a text says that it is no answer.
+        right: whether the visible text of an answer (special tokens hidden, a tool's answers shown) is right.
+        gave_up: whether it says that it is none.
         task: the name under which results are counted.
     """
 
@@ -58,7 +58,7 @@ class Rollout:
         prompt_ids: the question's. ids: all generated tokens, the terminator included where one was sampled.
         mask: 1 for a sampled token, 0 for one that the runtime forced.
         logprobs: the engine's natural-log probability of each token, 0.0 for forced ones.
-        text: the answer without its terminator, special tokens spelled out.
+        text: the visible text.
         judgement, reward: see endstop.train.rewards. counts: it is in the loss and in its group's mean.
     """
 
@@ -131,14 +131,12 @@ def roll_out(
     """
     if state_dict is not None:
         engine.load_weights(state_dict)
-    # The ids are decoded without their special tokens being hidden: a judge may want to see a tool's tags.
     params = [
         SamplingParams(
             n=samples,
             temperature=0.0 if greedy else 1.0,
             max_tokens=max_tokens,
             seed=draw_seed(seed, step, number),
-            skip_special_tokens=False,
             logprobs=0,
         )
         for number in range(len(questions))
