@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -36,6 +37,7 @@ def main() -> None:
     os.set_inheritable(status, False)
     apart = bool(limits["isolate"]) and _leave_namespaces()
     reaper = _become_subreaper()
+    _before_all_others()
     others = _tasks_of_user()
     child = os.fork()
     if child == 0:
@@ -95,6 +97,13 @@ def _become_subreaper() -> bool:
     return False
 
 
+def _before_all_others() -> None:
+    """For root, whose processes the kernel does not limit: be scheduled while a program forks without end."""
+    with contextlib.suppress(OSError, AttributeError):
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(1))
+
+
 def _leave_namespaces() -> bool:
     """Whether the next process forked here is alone in new PID and network namespaces."""
     if not sys.platform.startswith("linux"):
@@ -137,7 +146,7 @@ def _watch(child: int, limits: dict[str, float], started: float, reaper: bool) -
         ready, _, _ = select.select(waiting, [], [], min(left, TICK if len(waiting) == 2 else 0.01))
         if 0 in ready and not os.read(0, 1):
             return "cancelled", None
-        if reaper and len(_below(os.getpid())) > limits["processes"]:
+        if reaper and len(_below(os.getpid(), limits["processes"])) > limits["processes"]:
             return "processes", None
 
 
@@ -159,15 +168,9 @@ def _end_all(child: int, apart: bool, reaper: bool) -> None:
     me = os.getpid()
     until = time.monotonic() + LAST_RESORT
     while time.monotonic() < until:
-        # Frozen first, so that nothing forks away while the others are killed.
+        # Frozen first and from the top, so that nothing forks away while the others are killed.
         frozen: set[int] = set()
-        while True:
-            fresh = set(_below(me)) - frozen
-            if not fresh:
-                break
-            for pid in fresh:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGSTOP)
+        while fresh := set(_below(me, stop=True)) - frozen:
             frozen |= fresh
         for pid in frozen:
             with contextlib.suppress(OSError):
@@ -188,11 +191,12 @@ def _collected() -> bool:
             return True
 
 
-def _below(root: int) -> list[int]:
-    """All living processes below `root`, by /proc."""
+def _below(root: int, enough: float = math.inf, *, stop: bool = False) -> list[int]:
+    """All living processes below `root` by /proc, or more than `enough` of them; with `stop` each is stopped
+    before its children are looked for."""
     found: list[int] = []
     open_ends = [root]
-    while open_ends:
+    while open_ends and len(found) <= enough:
         parent = open_ends.pop()
         try:
             threads = os.listdir(f"/proc/{parent}/task")
@@ -204,6 +208,9 @@ def _below(root: int) -> list[int]:
                     children = [int(pid) for pid in file.read().split()]
             except OSError:
                 continue
+            for child in children if stop else ():
+                with contextlib.suppress(OSError):
+                    os.kill(child, signal.SIGSTOP)
             found += children
             open_ends += children
     return found
