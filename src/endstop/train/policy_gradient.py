@@ -164,7 +164,7 @@ class StopProbability:
 
     at_end: float
     before: float
-    curve: list[float] = field(default_factory=list)
+    curve: list[float | None] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -195,7 +195,8 @@ def stop_probability(
                     tenths[10 * place // last if last else 10].append(value)
                     if place < last:
                         before.append(value)
-    return StopProbability(_mean(ends), _mean(before), [_mean(values) for values in tenths])
+    curve = [_mean(values) if values else None for values in tenths]
+    return StopProbability(_mean(ends), _mean(before), curve)
 
 
 def _mean(values: Sequence[float]) -> float:
