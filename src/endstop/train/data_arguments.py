@@ -1,8 +1,8 @@
 """Data as it is spelled on the command line and in presets: `PLACE[@COUNT][*WEIGHT]`.
 
 PLACE is a file or folder, `hub:OWNER/NAME` (streamed), `tasks` for all synthetic tasks or one task's name.
-COUNT takes only so many documents of a file, makes so many of a task, and is one epoch of a stream. WEIGHT is how
-often the source is gone through while a source of weight 1 is gone through once.
+COUNT takes only so many documents of a file, makes so many of a task, and is one epoch of a stream. WEIGHT is
+how often the source is gone through while a source of weight 1 is gone through once.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class StageSettings:
 def default_settings(stage: Stage, init_from: str | None = None, *, steps: int) -> StageSettings:
     """A stage of so many steps with nanochat's rates and schedule of October 2025 (Karpathy).
 
-    SFT begins with a fiftieth of the rates, which fall to 0. A base stage without `init_from` makes a new model.
+    SFT begins with a fiftieth of the rates, which fall to 0. Without `init_from` a new model is made.
     """
     schedules = {
         "base": ScheduleSettings(),

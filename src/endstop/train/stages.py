@@ -321,9 +321,9 @@ def check_labels(
     Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
     """
     rows: list[Row] = []
-    for row, rendered in _first_rows(conversations, renderer, settings, AUDITED):
-        if not rows and logger.isEnabledFor(logging.INFO) and rendered is not None:
-            _show(rendered)
+    for row, messages in _first_rows(conversations, renderer, settings, AUDITED):
+        if not rows and logger.isEnabledFor(logging.INFO):
+            _show(messages, renderer)
         rows.append(row if transform is None else transform(row))
     found = audit(
         rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
@@ -342,7 +342,7 @@ def check_labels(
 
 def _first_rows(
     conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
-) -> Iterable[tuple[Row, Sequence[Any] | None]]:
+) -> Iterable[tuple[Row, Sequence[Any]]]:
     order = conversations.order(settings.seed)
     for number in range(min(count, len(conversations))):
         place = order[number]
@@ -353,9 +353,15 @@ def _first_rows(
             yield row, messages
 
 
-def _show(messages: Sequence[Any]) -> None:
-    """The first conversation with what is supervised in colour, for the person who trains."""
-    logger.info("first conversation: %s", messages)
+def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
+    """The first conversation on stderr with what is supervised in colour, for the person who trains."""
+    from rich.console import Console
+
+    from endstop.view.conversation import rendered_text
+
+    Console(stderr=True, highlight=False, markup=False).print(
+        rendered_text(renderer.render(messages)), soft_wrap=True
+    )
 
 
 def _row_fault(settings: StageSettings, vocabulary: Vocabulary) -> Callable[[Row], Row] | None:
