@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -213,3 +217,62 @@ def test_questions_come_from_tasks_in_turn_and_are_always_the_same(start: Path) 
     assert calc.gold_ids[-1] == END
     with pytest.raises(EndstopError, match="at least one task"):
         TaskQuestions([], renderer)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "endstop.cli", "train", "rl", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+
+
+SMALL = (
+    *("--task", "echo", "--questions", "4", "--samples", "4", "--max-tokens", "8"),
+    *("--evaluation-questions", "4", "--evaluation-samples", "2", "--device", "cpu"),
+)
+
+
+@pytest.mark.slow
+def test_a_run_killed_outright_goes_on_on_the_command_line(start: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = (*SMALL, "--init-from", str(start), "--steps", "40", "--save-every", "3")
+    done = command("--run", str(whole), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finished"] is True
+    assert "right 0.0% -> 0.0%" in done.stderr
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "endstop.cli", "train", "rl", "--run", str(parts), *options],
+        env={**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1"},
+    )
+    metrics = parts / "rl" / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) > 8):
+        time.sleep(0.02)
+        assert killed.poll() is None
+    killed.kill()
+    killed.wait()
+    assert not (parts / "rl" / "model").exists()
+    again = command("--run", str(parts), "--resume")
+    assert again.returncode == 0, again.stderr
+    for kind in ("train", "eval"):
+        assert lines_of(RunDirectory(whole), kind) == lines_of(RunDirectory(parts), kind)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_on_the_command_line_is_one_sentence(start: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        (("--run", str(tmp_path)), "name what is asked"),
+        (("--run", str(tmp_path), "--task", "chess"), "there is no task 'chess'"),
+        (("--run", str(tmp_path), "--task", "echo"), "no finished sft stage"),
+        (("--run", str(tmp_path), "--resume"), "no stage to resume"),
+        (
+            ("--run", str(tmp_path), *SMALL, "--init-from", str(start), "--reward", "best"),
+            "exact, stop-shaped",
+        ),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
