@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.protocol.tokenizer import Tokenizer
 from endstop.train.chat_format import ASSISTANT_END, BOS, OUTPUT_END, SPECIAL_TOKENS
+from endstop.train.document_encoding import Encode, encode_documents
 from endstop.train.tokenizer_training import (
     TextsRead,
-    encode_documents,
     merges_of_ranks,
     save_tokenizer,
     train_tokenizer,
@@ -174,29 +175,44 @@ def test_without_rustbpe_the_other_engine_is_chosen(monkeypatch: pytest.MonkeyPa
     )
 )
 def test_text_never_becomes_a_special_token(text: str) -> None:
-    encode, tokenizer = _encoders()
-    [ids] = encode([text])
+    fast, plain, tokenizer = _encoders()
+    [ids] = fast([text])
+    assert plain([text]) == [ids]
     assert all(token_id < 800 - 9 for token_id in ids)
     assert tokenizer.encode_text(text) == ids
     assert TokenBytes.from_tokenizer_json(tokenizer.json).join(ids) == text.encode()
 
 
-_kept: list[Any] = []
+@cache
+def _encoders() -> tuple[Encode, Encode, Tokenizer]:
+    content = train_tokenizer(real_texts(), 800)
+    fast, plain = (encode_documents(content, engine=engine) for engine in ("tiktoken", "tokenizers"))
+    return fast, plain, Tokenizer(content)
 
 
-def _encoders() -> tuple[Any, Tokenizer]:
-    if not _kept:
-        content = train_tokenizer(real_texts(), 800)
-        _kept.extend([encode_documents(content), Tokenizer(content)])
-    return _kept[0], _kept[1]
-
-
-def test_documents_are_encoded_from_a_directory_with_nothing_added(directory: Path) -> None:
-    encode = encode_documents(directory)
+@pytest.mark.parametrize("engine", ["tiktoken", "tokenizers"])
+def test_documents_are_encoded_from_a_directory_with_nothing_added(directory: Path, engine: str) -> None:
+    encode = encode_documents(directory, engine=engine)
     assert encode([]) == []
     assert encode(["", "a", "<|bos|>"])[:2] == [[], [97]]
     with pytest.raises(ValueError, match="document 1 holds half a surrogate pair"):
         encode(["fine", "bad \ud83d"])
+    pieces = TokenBytes.from_pretrained(directory)
+    assert [pieces.join(ids) for ids in encode(["x", " " * 500_000])] == [b"x", b" " * 500_000]
+
+
+def test_both_engines_encode_real_text_alike(content: dict[str, Any]) -> None:
+    fast = encode_documents(content, engine="tiktoken", threads=2)
+    assert fast(real_texts()) == encode_documents(content, engine="tokenizers")(real_texts())
+
+
+def test_tokenizers_of_others_are_encoded_with_their_own_rules(content: dict[str, Any]) -> None:
+    other = {**content, "normalizer": {"type": "Lowercase"}}
+    assert encode_documents(other)(["AB"]) == encode_documents(content)(["ab"])
+    with pytest.raises(EndstopError, match="only encodes as tokenizers trained here do"):
+        encode_documents(other, engine="tiktoken")
+    with pytest.raises(ValueError, match="auto, tokenizers or tiktoken"):
+        encode_documents(other, engine="fast")
 
 
 # Files

@@ -184,14 +184,14 @@ def parallelized(
     if strategy == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
-        ddp = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
-        ddp.register_comm_hook(None, _sum_of_bucket)
+        ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        ddp.register_comm_hook(None, lambda state, bucket: _sum_of_bucket(bucket))
         return Parallel(model, module, ddp, False)
     _shard(model, process, compute_dtype)
     return Parallel(model, module, None, True)
 
 
-def _sum_of_bucket(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def _sum_of_bucket(bucket: Any) -> torch.futures.Future[Tensor]:
     """DDP's exchange of gradients without its division by the number of processes."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     exchanged: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
@@ -210,7 +210,9 @@ def _shard(model: Decoder, process: Process, compute_dtype: torch.dtype) -> None
     for method in ("hidden_states", "logits"):
         register_fsdp_forward_method(model, method)
     for module in (model, *model.model.layers):
+        # A plain sum, which gloo knows too.
         module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
 
 
 def _from_environment(name: str) -> int | None:

@@ -107,7 +107,7 @@ class Objective:
         self.bytes_of = torch.tensor([*token_lengths, *[0] * (rows - len(token_lengths))], device=device)
 
     def weight_sum(self, targets: Iterable[Tensor]) -> float:
-        """The divisor of a step, or this process's part of it: the weights of all supervised targets (CPU)."""
+        """The divisor of a step, or this process's part: the weights of all supervised targets (CPU)."""
         return sum(float(self._weights[part[part != IGNORE]].double().sum()) for part in targets)
 
     def __call__(
@@ -171,7 +171,9 @@ def cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     gradients = torch.is_grad_enabled()
-    total, nats = _CrossEntropy.apply(hidden, head, targets, weights, softcap, rows, dtype, gradients)
+    total, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, head, targets, weights, softcap, rows, dtype, gradients
+    )
     return total, nats
 
 

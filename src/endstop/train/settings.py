@@ -83,7 +83,9 @@ class StageSettings:
         steps, tokens, seconds: the length of the run; exactly one is given. `seconds` becomes a number of
             steps after the first ones were timed.
         evaluate_every, save_every: in steps, None for only at the end. validation_rows: rows evaluated on.
+        samples, sample_tokens: prompts continued at each evaluation, and for how many tokens at most.
         keep_checkpoints: the newest so many are kept.
+        warm_optimizer: begin with the momenta of the stage that made `init_from`.
         event_weights: weight in the loss of each event of `stop_events`, 1 where not named.
         dtype: of the computation: "auto" is bfloat16 where it is fast. Weights are float32 always.
         compile: torch.compile the decoder. strategy: how several processes share the model.
@@ -112,10 +114,13 @@ class StageSettings:
     save_every: int | None = None
     log_every: int = 1
     validation_rows: int = 64
+    samples: int = 16
+    sample_tokens: int = 128
     keep_checkpoints: int = 2
+    warm_optimizer: bool = False
     event_weights: dict[str, float] = field(default_factory=dict)
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
     compile: bool = False
@@ -163,7 +168,7 @@ class StageSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
-        return _plain(dataclasses.asdict(self))
+        return typing.cast(dict[str, Any], _plain(dataclasses.asdict(self)))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageSettings:
@@ -180,6 +185,8 @@ HARMLESS = {
     "save_every",
     "log_every",
     "validation_rows",
+    "samples",
+    "sample_tokens",
     "keep_checkpoints",
     "micro_rows",
     "device",

@@ -1,4 +1,4 @@
-"""Training a byte-level BPE tokenizer, and encoding documents with it.
+"""Training a byte-level BPE tokenizer.
 
 Ids 0 to 255 are the bytes themselves, then come the merges in the order in which they were learned, then the
 nine special tokens of `chat_format`. Both engines learn the same merges: the most frequent pair first, of
@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from endstop.models.directory import whole_directory
 from endstop.protocol.errors import EndstopError
-from endstop.protocol.model_files import parse_object, read_text
 from endstop.protocol.tokenbytes import byte_level_alphabet
 from endstop.train.chat_format import BOS, SPECIAL_TOKENS, tokenizer_files
 
@@ -37,6 +36,9 @@ SPLIT_PATTERN = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
+
+# Regular expressions that look ahead overflow the stack of rustbpe on a million blanks in a row.
+_PIECE_CHARS = 100_000
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ def train_tokenizer(
             faster, and tokenizers otherwise; the merges are the same.
         max_chars: stop reading after so many characters.
         document_chars: of each document only so many characters from its start, so that no single one
-            outweighs the others. None takes them whole.
+            outweighs the others. None takes them whole (split at every 100,000 characters).
         allow_smaller: take what the texts give where they do not allow `vocab_size` tokens.
         progress: told after each document what was read so far.
 
@@ -179,37 +181,6 @@ def save_tokenizer(content: Mapping[str, Any], directory: str | Path, *, replace
             (place / name).write_text(text, encoding="utf-8")
 
 
-def encode_documents(
-    tokenizer: str | Path | Mapping[str, Any],
-) -> Callable[[list[str]], list[list[int]]]:
-    """A function that encodes many documents at once, for training.
-
-    `tokenizer` is a directory, or the content of a tokenizer.json. Nothing is added around a document, and no
-    text in it becomes a special token. Raises ValueError, naming the document, for half a surrogate pair.
-    """
-    import tokenizers
-
-    if not isinstance(tokenizer, Mapping):
-        path = Path(tokenizer) / "tokenizer.json"
-        tokenizer = parse_object(path, read_text(path))
-    bare = {**tokenizer, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    inner = tokenizers.Tokenizer.from_str(json.dumps(bare))
-
-    def encode(documents: list[str]) -> list[list[int]]:
-        try:
-            encodings = inner.encode_batch_fast(documents, add_special_tokens=False)
-        except TypeError:
-            for index, text in enumerate(documents):
-                if not isinstance(text, str):
-                    raise
-                if not _is_unicode(text):
-                    raise ValueError(f"document {index} holds half a surrogate pair") from None
-            raise
-        return [encoding.ids for encoding in encodings]
-
-    return encode
-
-
 def _documents(
     texts: Iterable[str],
     read: TextsRead,
@@ -228,19 +199,21 @@ def _documents(
         text = text[: min(limits)] if limits else text
         if not text:
             continue
-        if not _is_unicode(text):
+        if not is_unicode(text):
             read.skipped += 1
             continue
         read.documents += 1
         read.characters += len(text)
         if progress is not None:
             progress(read)
-        yield text
+        for start in range(0, len(text), _PIECE_CHARS):
+            yield text[start : start + _PIECE_CHARS]
         if max_chars is not None and read.characters >= max_chars:
             return
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """False for text that holds half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

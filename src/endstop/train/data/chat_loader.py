@@ -1,0 +1,329 @@
+"""Batches for mid-training and SFT: conversations of a mixture, rendered with their masks and packed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from endstop.protocol.errors import EndstopError
+from endstop.protocol.labels import IGNORE, Row, chat_rows, packed, truncated
+from endstop.train.batch import TokenBatch
+from endstop.train.data.logical_shards import ShardPlan, check_same
+from endstop.train.data.mixture import Mixture, Order, ShardReader, as_mixture
+from endstop.train.data.packing import Conversation, ConversationPacker, PackingCounts
+from endstop.train.data.permutation import mixed
+from endstop.train.data.sources import BadDocument
+
+if TYPE_CHECKING:
+    from endstop.protocol.render import ChatRenderer
+
+# So many conversations one after the other of which nothing can be trained: there is no use in looking on.
+_PATIENCE = 10_000
+# Reasons for refusals that are kept with their counts.
+_REASONS = 20
+
+
+class ChatLoader:
+    """Endless steps of packed conversations.
+
+       Args:
+           conversations: a `Mixture`, or one source of message lists (a list will do).
+           renderer: renders them; what is supervised is decided by `protocol.labels.chat_rows` alone.
+           stop_ids: ids that end a turn, to count supervised ends.
+           row_length: tokens that a row reads (T). A longer conversation is cut to T + 1 tokens and counted;
+               it then has no supervised terminator for the turn that was cut.
+           rows_per_step, micro_rows, shards, rank, world, seed, isolate: as in `DocumentLoader`.
+           mask: False supervises every position, the BOS of the next conversation included.
+           pad_id: fills rows; masked by its position. Default: the tokenizer's pad token.
+           transform: changes each row before it is cut to the row length. It must give the same for the same
+               row: what is buffered is rendered again after a resume.
+           options: those of `ChatRenderer.render`.
+           skip_bad: count conversations that cannot be read and go on; otherwise the first is an error.
+    No row is without labels. Conversations that cannot be rendered, or have nothing to learn, are counted.
+       Raises EndstopError when nothing at all can be trained on, ValueError for numbers that do not go
+       together.
+    """
+
+    def __init__(
+        self,
+        conversations: Any,
+        renderer: ChatRenderer,
+        *,
+        stop_ids: Collection[int],
+        row_length: int,
+        rows_per_step: int,
+        micro_rows: int,
+        shards: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        buffer: int = 128,
+        isolate: bool = False,
+        seed: int = 0,
+        mask: bool = True,
+        pad_id: int | None = None,
+        transform: Callable[[Row], Row] | None = None,
+        options: Mapping[str, Any] | None = None,
+        skip_bad: bool = False,
+    ) -> None:
+        if buffer < 1:
+            raise ValueError(f"buffer must be at least 1, got {buffer}")
+        self.mixture: Mixture = as_mixture(conversations)
+        self.plan = ShardPlan(shards, rows_per_step, micro_rows, rank, world)
+        self.row_length = row_length
+        self.isolate = isolate
+        self.mask = mask
+        self.pad_id = _pad_id(renderer) if pad_id is None else pad_id
+        self._facts = {
+            "row_length": row_length,
+            "shards": shards,
+            "buffer": buffer,
+            "seed": seed,
+            "mask": mask,
+            "documents": len(self.mixture),
+        }
+        order = self.mixture.order(seed)
+        rows_of = _RowsOf(renderer, row_length + 1, mask, transform, dict(options or {}))
+        self._shards = {
+            shard: _Shard(order, shard, shards, rows_of, frozenset(stop_ids), buffer, seed, skip_bad)
+            for shard in self.plan.own_shards
+        }
+
+    @property
+    def own_shards(self) -> list[int]:
+        return self.plan.own_shards
+
+    def next_step(self) -> list[TokenBatch]:
+        """This process's micro-batches of the next optimiser step, each [<= micro_rows, row_length]."""
+        return [
+            self._batch([self._shards[shard].next_row() for shard in shards])
+            for shards in self.plan.micro_batches()
+        ]
+
+    def state(self, shard: int) -> dict[str, Any]:
+        """The position of a shard, for `json.dumps`: what comes after it is the same in whatever process."""
+        return {**self._facts, **self._shards[shard].state()}
+
+    def load_state(self, shard: int, state: dict[str, Any]) -> None:
+        """Go on where a state was taken. Raises EndstopError for a state of other data or settings."""
+        check_same(state, self._facts)
+        self._shards[shard].load_state(state)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts and shares over this process's shards since the first step; see `PackingCounts`,
+        `ChatCounts`."""
+        packing = sum((shard.packer.counts for shard in self._shards.values()), PackingCounts())
+        chat = ChatCounts()
+        for shard in self._shards.values():
+            chat.include(shard.counts)
+        taken = sum(shard.reader.position for shard in self._shards.values())
+        return {
+            **packing.figures(),
+            **asdict(chat),
+            "epochs": taken * self.plan.world / len(self.mixture),
+        }
+
+    def _batch(self, rows: list[list[Conversation]]) -> TokenBatch:
+        width = self.row_length + 1
+        ids, labels, documents = [], [], []
+        for members in rows:
+            batch = packed(
+                [member.row for member in members], width, self.pad_id, supervise_borders=not self.mask
+            )
+            # The members of a row fit into one block.
+            ids += batch.input_ids
+            labels += batch.labels
+            lengths = [len(member.row.ids) for member in members]
+            numbers = [number for number, length in enumerate(lengths) for _ in range(length)]
+            documents.append((numbers + [len(members)] * (width - len(numbers)))[:-1])
+        document_ids = torch.tensor(documents) if self.isolate else None
+        return TokenBatch(
+            torch.tensor([row[:-1] for row in ids]), torch.tensor([row[1:] for row in labels]), document_ids
+        )
+
+
+@dataclass(slots=True)
+class ChatCounts:
+    """What became of the conversations.
+
+    Attributes:
+        supervised_tokens: targets in the loss. supervised_stops: those of them that end a turn.
+        cut: rows that were longer than a row and lost supervised tokens.
+        refused: turns or conversations that could not be rendered; `refusals` says how often for which
+            reason.
+        unsupervised: rows in which there was nothing to learn.
+        skipped: conversations that could not be read.
+    """
+
+    supervised_tokens: int = 0
+    supervised_stops: int = 0
+    cut: int = 0
+    refused: int = 0
+    unsupervised: int = 0
+    skipped: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, reason: str, times: int = 1) -> None:
+        self.refused += times
+        if reason in self.refusals or len(self.refusals) < _REASONS:
+            self.refusals[reason] = self.refusals.get(reason, 0) + times
+
+    def include(self, other: ChatCounts) -> None:
+        """Add the counts of another shard."""
+        for name in ("supervised_tokens", "supervised_stops", "cut", "refused", "unsupervised", "skipped"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        total = Counter(self.refusals) + Counter(other.refusals)
+        self.refusals = dict(total.most_common(_REASONS))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOf:
+    """Rows of a conversation, at most `length` tokens each, and why there are none."""
+
+    renderer: ChatRenderer
+    length: int
+    mask: bool
+    transform: Callable[[Row], Row] | None
+    options: dict[str, Any]
+
+    def __call__(self, messages: Any) -> tuple[list[Row], list[str]]:
+        made = chat_rows(self.renderer, messages, None, **self.options)
+        rows = made.rows if self.mask else [Row(row.ids, list(row.ids)) for row in made.rows]
+        if self.transform is not None:
+            rows = [self.transform(row) for row in rows]
+        return [truncated(row, self.length) for row in rows], made.refusals
+
+
+class _Shard:
+    """One logical shard: reads its conversations, renders them, packs them.
+    A row is known by the number of its conversation in the shard and its own number in that conversation,
+       from which it can be made again; those of streams cannot, so that their tokens go into the state.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        shard: int,
+        shards: int,
+        rows_of: _RowsOf,
+        stop_ids: frozenset[int],
+        buffer: int,
+        seed: int,
+        skip_bad: bool,
+    ) -> None:
+        self.packer = ConversationPacker(rows_of.length - 1, mixed(seed, shard))
+        self.reader = ShardReader(order, shard, shards)
+        self.counts = ChatCounts()
+        self._rows_of = rows_of
+        self._stop_ids = stop_ids
+        self._buffer = buffer
+        self._skip_bad = skip_bad
+        # A shard of a small source may meet the same conversation in several epochs running.
+        self._patience = min(20 * (len(order.mixture) + 1), _PATIENCE)
+
+    def next_row(self) -> list[Conversation]:
+        members = self.packer.next_row(self._refill)
+        for member in members:
+            labels = [label for label in member.row.labels[1:] if label != IGNORE]
+            self.counts.supervised_tokens += len(labels)
+            self.counts.supervised_stops += sum(label in self._stop_ids for label in labels)
+            self.packer.counts.supervised_ends += not member.row.cut and labels[-1] in self._stop_ids
+        if not self._rows_of.mask:
+            # The BOS of every conversation but the first of its row.
+            self.counts.supervised_tokens += len(members) - 1
+        return members
+
+    def state(self) -> dict[str, Any]:
+        waiting = sorted(self.packer.buffered(), key=lambda conversation: tuple(conversation.reference))
+        return {
+            "reader": self.reader.state(),
+            "buffered": [self._saved(conversation) for conversation in waiting],
+            "packing": asdict(self.packer.counts),
+            "counts": asdict(self.counts),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.packer = ConversationPacker(self.packer.row_length, self.packer.seed)
+        self.packer.counts = PackingCounts(**state["packing"])
+        self.counts = ChatCounts(**state["counts"])
+        self.reader.load_state(state["reader"])
+        made: tuple[int, list[Row]] = (-1, [])
+        for number, index, *tokens in state["buffered"]:
+            if tokens:
+                row = Row(tokens[0], tokens[1], tokens[2])
+            else:
+                if made[0] != number:
+                    messages = self.reader.item(self.reader.place(number))
+                    made = (number, self._rows_of(messages)[0])
+                row = made[1][index]
+            self.packer.add(Conversation(row, (number, index)))
+
+    def _refill(self) -> None:
+        rejected = 0
+        while len(self.packer) < self._buffer:
+            if self._take():
+                rejected = 0
+                continue
+            rejected += 1
+            # What is there can still be placed; only an empty buffer has no way on.
+            if rejected >= self._patience:
+                if len(self.packer):
+                    return
+                raise EndstopError(self._nothing(rejected))
+
+    def _take(self) -> bool:
+        """Buffer the rows of the next conversation; False where it has none."""
+        number = self.reader.position
+        place = self.reader.next_place()
+        try:
+            messages = self.reader.item(place)
+        except BadDocument:
+            if not self._skip_bad:
+                raise
+            self.counts.skipped += 1
+            return False
+        rows, refusals = self._rows_of(messages)
+        for reason in refusals:
+            self.counts.refuse(reason)
+        taken = False
+        for index, row in enumerate(rows):
+            self.counts.cut += row.cut
+            # Nothing predicts a row's first token.
+            if any(label != IGNORE for label in row.labels[1:]):
+                self.packer.add(Conversation(row, (number, index)))
+                taken = True
+            else:
+                self.counts.unsupervised += 1
+        return taken
+
+    def _nothing(self, rejected: int) -> str:
+        counts = self.counts
+        reasons = [
+            f"{counts.refused} refused" if counts.refused else "",
+            f"{counts.unsupervised} with nothing to learn in {self.packer.row_length} tokens"
+            if counts.unsupervised
+            else "",
+            f"{counts.skipped} unreadable" if counts.skipped else "",
+        ]
+        first = next(iter(counts.refusals), "")
+        because = f"; the first refusal: {first}" if first else "."
+        what = ", ".join(filter(None, reasons))
+        return f"none of {rejected} conversations can be trained on ({what}){because}"
+
+    def _saved(self, conversation: Conversation) -> list[Any]:
+        number, index = conversation.reference
+        if self.reader.is_stream(self.reader.place(number)):
+            row = conversation.row
+            return [number, index, row.ids, row.labels, row.cut]
+        return [number, index]
+
+
+def _pad_id(renderer: ChatRenderer) -> int:
+    pad = renderer.tokenizer.pad_token
+    pad_id = None if pad is None else renderer.tokenizer.token_to_id(pad)
+    if pad_id is None:
+        raise ValueError("the tokenizer names no pad token; give pad_id, which may be any id")
+    return pad_id

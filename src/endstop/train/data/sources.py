@@ -1,0 +1,289 @@
+"""Sources of texts and conversations: local files, and data sets of the Hub as streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from endstop.protocol.errors import EndstopError
+from endstop.train.data.records import (
+    BadDocument,
+    Joined,
+    JsonLines,
+    ParquetRows,
+    Records,
+    Split,
+    TextEntries,
+    TextFiles,
+)
+
+__all__ = [
+    "BadDocument",
+    "ChatSource",
+    "HubStream",
+    "TextSource",
+    "hub_chats",
+    "hub_texts",
+    "open_chat_source",
+    "open_text_source",
+]
+
+Item = TypeVar("Item")
+Message = dict[str, Any]
+_CHAT_KEYS = ("messages", "prompt", "completion")
+_SUFFIXES = (".txt", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class _Source(Generic[Item]):
+    """Records, each made into an item when it is asked for.
+
+    Attributes:
+        name: for messages and statistics.
+        licence, origin: from the manifest that lies beside the files, None where there is none.
+    """
+
+    records: Records
+    make: Callable[[Any], Item]
+    name: str
+    licence: str | None = None
+    origin: str | None = None
+
+    @property
+    def blocks(self) -> Sequence[int] | None:
+        """Where blocks begin that are read at once, for shuffling; see `mixture.Finite`."""
+        return self.records.blocks
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Item:
+        record = self.records[index]
+        try:
+            return self.make(record)
+        except BadDocument as error:
+            raise BadDocument(f"{self.records.where(index)}: {error}") from error
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[index] for index in range(len(self)))
+
+
+class TextSource(_Source[str]):
+    """Documents by number."""
+
+
+class ChatSource(_Source[list[Message]]):
+    """Conversations by number, each a list of messages with `role` and `content`."""
+
+
+def open_text_source(path: str | Path, *, text_key: str = "text", split: Split = "file") -> TextSource:
+    """A file of texts (.txt, .jsonl, .parquet), or a folder of them in the order of their names.
+    `text_key` is the key of JSON lines and the column of Parquet. `split` is for .txt: one document for each
+       file, or one for each part of it between blank lines ("blank") or lines with a percent sign alone
+       ("%"). Raises EndstopError where there is no such file, or one that cannot be read as what it is
+       called.
+    """
+    path = Path(path)
+
+    def text(record: Any) -> str:
+        if isinstance(record, str):
+            return record
+        if not isinstance(record, dict) or text_key not in record:
+            keys = f"it has {', '.join(map(str, record))}" if isinstance(record, dict) else "it is no object"
+            raise BadDocument(f"there is no {text_key!r} in this record, {keys}.")
+        value = record[text_key]
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise BadDocument(f"{text_key!r} is not a text but {type(value).__name__}.")
+        return value
+
+    return TextSource(_records(path, [text_key], split), text, *_facts(path))
+
+
+def open_chat_source(path: str | Path) -> ChatSource:
+    """Conversations in TRL's formats: `messages`, or `prompt` and `completion` as texts or as lists of
+    messages.
+
+    A .jsonl or .parquet file, or a folder of them. A prompt that is a text becomes a user message, such a
+    completion an assistant message. Raises EndstopError like `open_text_source`.
+    """
+    path = Path(path)
+    return ChatSource(_records(path, _CHAT_KEYS, None), _messages, *_facts(path))
+
+
+class HubStream(Generic[Item]):
+    """A data set of the Hub, read through `datasets` as a stream; its end leads to its beginning.
+
+    Every logical shard reads the stream for itself and passes over what belongs to others.
+
+    Args:
+        repository, config, split, revision, data_files: as in `datasets.load_dataset`.
+        documents: how many documents count as one epoch in a mixture.
+        make: an item out of a row.
+    """
+
+    def __init__(
+        self,
+        repository: str,
+        make: Callable[[Any], Item],
+        *,
+        documents: int,
+        config: str | None = None,
+        split: str = "train",
+        revision: str | None = None,
+        data_files: Any = None,
+    ) -> None:
+        if documents < 1:
+            raise ValueError(f"documents must be at least 1, got {documents}")
+        self.name = repository
+        self.licence: str | None = None
+        self.origin = f"{repository} ({split}) of the Hugging Face Hub"
+        self.documents = documents
+        self.make = make
+        self._arguments: dict[str, Any] = {
+            "path": repository,
+            "name": config,
+            "split": split,
+            "revision": revision,
+            "data_files": data_files,
+            "streaming": True,
+        }
+
+    def open(self) -> Any:
+        """The data set. Raises EndstopError where it cannot be had."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise EndstopError(
+                "streaming from the Hub needs the package datasets: pip install 'endstop[train-extra]'."
+            ) from error
+        try:
+            return datasets.load_dataset(**self._arguments)
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+            raise EndstopError(f"{self.name} cannot be streamed from the Hub: {error}") from error
+
+    def read(self, state: dict[str, Any] | None = None) -> HubReader[Item]:
+        return HubReader(self, state)
+
+
+class HubReader(Generic[Item]):
+    """Goes through a stream; see `mixture.StreamReader`."""
+
+    def __init__(self, stream: HubStream[Item], state: dict[str, Any] | None) -> None:
+        self._stream = stream
+        self._next = 0 if state is None else int(state["next"])
+        self._data = stream.open()
+        if state is not None:
+            self._data.load_state_dict(state["stream"])
+        self._rows = iter(self._data)
+
+    def take(self, position: int) -> Item:
+        while True:
+            row = self._row()
+            self._next += 1
+            if self._next > position:
+                try:
+                    return self._stream.make(row)
+                except BadDocument as error:
+                    raise BadDocument(f"{self._stream.name}, document {position}: {error}") from error
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self._next, "stream": self._data.state_dict()}
+
+    def _row(self) -> Any:
+        for _ in range(2):
+            for row in self._rows:
+                return row
+            self._data = self._stream.open()
+            self._rows = iter(self._data)
+        raise EndstopError(f"{self._stream.name} has no documents.")
+
+
+def hub_texts(repository: str, *, documents: int, text_key: str = "text", **options: Any) -> HubStream[str]:
+    """The texts of a data set of the Hub; `options` are those of `HubStream`."""
+
+    def text(row: Any) -> str:
+        value = row.get(text_key)
+        if not isinstance(value, str):
+            raise BadDocument(f"there is no text {text_key!r} in this row, it has {', '.join(row)}.")
+        return value
+
+    return HubStream(repository, text, documents=documents, **options)
+
+
+def hub_chats(repository: str, *, documents: int, **options: Any) -> HubStream[list[Message]]:
+    """The conversations of a data set of the Hub, in the formats of `open_chat_source`."""
+    return HubStream(repository, _messages, documents=documents, **options)
+
+
+def _records(path: Path, columns: Sequence[str], split: Split | None) -> Records:
+    """`split` None: texts are no answer."""
+    if not path.exists():
+        raise EndstopError(f"{path} does not exist.")
+    allowed = [suffix for suffix in _SUFFIXES if split is not None or suffix != ".txt"]
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(p for p in path.rglob("*") if p.suffix in allowed and not p.name.startswith("."))
+        if not paths:
+            raise EndstopError(f"{path} holds no files named {', '.join('*' + s for s in allowed)}.")
+    members: list[Records] = []
+    texts = [p for p in paths if p.suffix == ".txt"]
+    parquets = [p for p in paths if p.suffix == ".parquet"]
+    for file in paths:
+        if file.suffix not in allowed:
+            raise EndstopError(f"{file} is not read here: it must be one of {', '.join(allowed)}.")
+        if file.suffix == ".jsonl":
+            members.append(JsonLines(file))
+    if texts and split is not None:
+        members += [TextFiles(texts)] if split == "file" else [TextEntries(p, split) for p in texts]
+    if parquets:
+        members.append(ParquetRows(parquets, columns))
+    return members[0] if len(members) == 1 else Joined(members)
+
+
+def _facts(path: Path) -> tuple[str, str | None, str | None]:
+    """(name, licence, origin), from NAME.manifest.json beside NAME.jsonl or the like."""
+    manifest = path.with_name(f"{path.stem}.manifest.json")
+    try:
+        found = json.loads(manifest.read_text(encoding="utf-8"))
+        return found.get("name", path.stem), found.get("licence"), found.get("origin")
+    except (OSError, ValueError, AttributeError):
+        return path.stem, None, None
+
+
+def _messages(record: Any) -> list[Message]:
+    if not isinstance(record, dict):
+        raise BadDocument("a conversation is a JSON object.")
+    if record.get("messages") is not None:
+        found = record["messages"]
+    elif record.get("prompt") is not None and record.get("completion") is not None:
+        prompt, completion = record["prompt"], record["completion"]
+        first = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        last = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        if not isinstance(first, list) or not isinstance(last, list):
+            raise BadDocument("prompt and completion are texts or lists of messages.")
+        found = [*first, *last]
+    else:
+        raise BadDocument(
+            f"there are no messages, and no prompt with a completion, among {', '.join(record)}."
+        )
+    if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
+        raise BadDocument("messages is a list of objects.")
+    for message in found:
+        if not isinstance(message.get("role"), str):
+            raise BadDocument("every message has a role, which is a text.")
+    cleaned: list[Message] = [_without_none(message) for message in found]
+    return cleaned
+
+
+def _without_none(value: Any) -> Any:
+    """Parquet gives every object every key that one of them has."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return value
