@@ -72,10 +72,15 @@ class PackingCounts:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Tokens of a document, BOS first, and what the caller knows it by."""
+    """Tokens of a document, BOS first, and what the caller knows it by.
+
+    Attributes:
+        dropped: tokens that it had behind these.
+    """
 
     tokens: array[int]
     reference: Any = None
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ class Piece:
     @property
     def ends(self) -> bool:
         """The document's last token is in this piece."""
-        return self.start + self.length == len(self.document.tokens)
+        document = self.document
+        return self.start + self.length == len(document.tokens) and not document.dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,21 @@ class CropPacker:
     def __len__(self) -> int:
         return len(self._buffer)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the documents that wait for a row."""
+        return self._buffer.total
+
     def buffered(self) -> list[Document]:
         """What waits for a row, in no particular order."""
         return list(self._buffer)
 
     def add(self, document: Document) -> None:
         """Buffer a document. Of one longer than a row only the beginning is kept."""
-        self._buffer.add(min(len(document.tokens), self.row_length + 1), document)
+        more = len(document.tokens) - self.row_length - 1
+        if more > 0:
+            document = Document(document.tokens[: self.row_length + 1], document.reference, more)
+        self._buffer.add(len(document.tokens), document)
 
     def next_row(self, refill: Refill) -> PackedRow:
         """The next row; `refill` is called before each placement to `add` documents if there are too few."""
@@ -166,7 +180,7 @@ class CropPacker:
         counts.documents += len(pieces)
         for number, piece in enumerate(pieces):
             counts.placed_tokens += piece.length
-            counts.cropped_tokens += len(piece.document.tokens) - piece.length
+            counts.cropped_tokens += len(piece.document.tokens) + piece.document.dropped - piece.length
             counts.cropped_documents += not piece.ends
             # A row's last token is read by nobody: what would follow it is no target.
             counts.supervised_ends += piece.ends and number < len(pieces) - 1
@@ -187,9 +201,15 @@ class KeepEndsPacker:
         self.carried: Piece | None = None
         self._buffer: LengthBuckets[Document] = LengthBuckets(row_length)
         self._long: deque[Document] = deque()
+        self._long_tokens = 0
 
     def __len__(self) -> int:
         return len(self._buffer) + len(self._long)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the documents that wait for a row."""
+        return self._buffer.total + self._long_tokens
 
     def buffered(self) -> list[Document]:
         """What waits for a row, in no particular order; `carried` is not among it."""
@@ -199,6 +219,7 @@ class KeepEndsPacker:
         """Buffer a document of any length."""
         if len(document.tokens) > self.row_length:
             self._long.append(document)
+            self._long_tokens += len(document.tokens)
         else:
             self._buffer.add(len(document.tokens), document)
 
@@ -225,6 +246,7 @@ class KeepEndsPacker:
             shortest = self._buffer.shortest()
             if self._long:
                 document = self._long.popleft()
+                self._long_tokens -= len(document.tokens)
             elif shortest is not None:
                 document = self._buffer.take(shortest)
             else:
