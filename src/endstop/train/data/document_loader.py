@@ -18,11 +18,11 @@ from endstop.train.data.packing import (
     Document,
     KeepEndsPacker,
     PackedRow,
-    PackingCounts,
     Piece,
 )
 from endstop.train.data.permutation import mixed
 from endstop.train.data.sources import BadDocument
+from endstop.train.data.statistics import PackingCounts
 
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 Mode = Literal["crop", "keep-ends"]

@@ -20,54 +20,15 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from endstop.protocol.labels import Row
 from endstop.train.data.length_buckets import LengthBuckets
 from endstop.train.data.permutation import mixed, shuffled
+from endstop.train.data.statistics import PackingCounts
 
 Refill = Callable[[], None]
-
-
-@dataclass(slots=True)
-class PackingCounts:
-    """What a packer has done.
-
-    Attributes:
-        rows: rows made.
-        placed_tokens: document tokens in them. cropped_tokens: document tokens thrown away.
-            padded_tokens: filling.
-        documents: documents that were finished, whole or cropped.
-        supervised_ends: those of them whose end is a target.
-        cropped_documents: those that lost tokens. split_documents: those placed in several rows.
-        placements: times a document was chosen. steps: words of the length index looked at for that.
-    """
-
-    rows: int = 0
-    placed_tokens: int = 0
-    cropped_tokens: int = 0
-    padded_tokens: int = 0
-    documents: int = 0
-    supervised_ends: int = 0
-    cropped_documents: int = 0
-    split_documents: int = 0
-    placements: int = 0
-    steps: int = 0
-
-    def __add__(self, other: PackingCounts) -> PackingCounts:
-        return PackingCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def figures(self) -> dict[str, Any]:
-        """The counts, and the shares that follow from them (None where there is nothing to divide by)."""
-        row_tokens = self.placed_tokens + self.padded_tokens
-        tokens = self.placed_tokens + self.cropped_tokens
-        return {
-            **asdict(self),
-            "use": self.placed_tokens / row_tokens if row_tokens else None,
-            "cropped_share": self.cropped_tokens / tokens if tokens else None,
-            "supervised_ends_share": self.supervised_ends / self.documents if self.documents else None,
-        }
 
 
 @dataclass(frozen=True, slots=True)
