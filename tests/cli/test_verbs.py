@@ -238,7 +238,7 @@ def test_completion_knows_the_verbs(endstop: Run) -> None:
     script = endstop("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert "_ENDSTOP_COMPLETE" in script.stdout
     words = endstop(env={"_ENDSTOP_COMPLETE": "complete_bash", "COMP_WORDS": "endstop t", "COMP_CWORD": "1"})
-    assert set(words.stdout.split()) == {"trace", "tokenize"}
+    assert set(words.stdout.split()) == {"trace", "tokenize", "train"}
 
 
 def test_logs_go_to_stderr_by_flag_or_variable(endstop: Run, three: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,9 @@ def chat(
         prompt = read_stdin()
     with open_model(model, model_flags, sampling, template) as session:
         params = sampling_params(sampling, session.directory, trace=stats)
+        if session.calls_in_stream and "skip_special_tokens" not in sampling:
+            # Without their tags a call and what came back would run into the answer's words.
+            params = replace(params, skip_special_tokens=False)
         if params.n != 1:
             raise ValueError("chat shows one answer; for --n use `endstop generate`.")
         if not raw:
@@ -119,7 +123,7 @@ def _converse(session: Session, params: Any, start: list[dict[str, Any]], raw: b
         _after(session, answer, raw, stats)
         if not raw:
             output = answer.output
-            content = output.text if output.content is None else output.content
+            content = session.content_of(output)
             fields = {"reasoning_content": output.reasoning} if output.reasoning else {}
             truncated = output.finish_reason not in ("stop", "tool_calls")
             messages = with_answer(asked, content, truncated=truncated, **fields)

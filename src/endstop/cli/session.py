@@ -35,6 +35,23 @@ class Session:
     directory: Path
     name: str
 
+    @property
+    def calls_in_stream(self) -> bool:
+        """The runtime answers calls that the model writes between its words."""
+        return self.llm.engine.make_tool is not None
+
+    def content_of(self, output: CompletionOutput) -> str | list[dict[str, str]]:
+        """An answer as the history has it: in parts where it holds calls, so that their tags are tokens."""
+        from endstop.protocol.stream_parts import StreamTags, stream_parts
+
+        engine = self.llm.engine
+        if self.calls_in_stream and engine.chat_format is not None:
+            added = engine.chat_format.tokenizer.added_tokens
+            tags = StreamTags.of({token.content: token_id for token_id, token in added.items()})
+            if tags is not None and tags.call_start in output.generated_token_ids:
+                return stream_parts(output.generated_token_ids, engine.pieces, tags)
+        return output.text if output.content is None else output.content
+
 
 @contextmanager
 def open_model(

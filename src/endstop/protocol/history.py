@@ -67,7 +67,11 @@ def continued_prompt(
 
 
 def with_answer(
-    messages: Sequence[Mapping[str, Any]], content: str | None, *, truncated: bool = False, **fields: Any
+    messages: Sequence[Mapping[str, Any]],
+    content: str | Sequence[Mapping[str, str]] | None,
+    *,
+    truncated: bool = False,
+    **fields: Any,
 ) -> list[dict[str, Any]]:
     """The conversation with an assistant message added.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from endstop.protocol.errors import MissingTemplate
 from endstop.protocol.params import SamplingParams
@@ -18,9 +18,14 @@ from endstop.runtime.results import Delta, RequestOutput
 from endstop.runtime.sequence import StreamTool
 from endstop.runtime.token_model import TokenModel
 
+if TYPE_CHECKING:
+    from endstop.protocol.tokenbytes import TokenBytes
+    from endstop.protocol.tokenizer import Tokenizer
+
 logger = logging.getLogger(__name__)
 
 Backend = Literal["native", "transformers"]
+MakeTool = Callable[[], StreamTool] | Literal["auto"] | None
 
 
 class LLM:
@@ -34,7 +39,9 @@ class LLM:
         chat_template: Jinja source that replaces the model's own.
         max_rows: rows computed at once. max_batch_tokens: tokens computed in one step.
         memory_budget: bytes of KV cache; None lets the backend choose.
-        make_tool: makes the in-stream tool of each row.
+        make_tool: makes the in-stream tool of each row. "auto" is the calculator where the vocabulary has its
+            four tags as special tokens (nanochat's format, and that of `endstop train`), else none; None is
+            none.
 
     `with LLM(...) as llm` frees the model at the end. Thread-safe. It needs no event loop and may be used
     where one runs, as in Jupyter.
@@ -53,7 +60,7 @@ class LLM:
         max_rows: int = 32,
         max_batch_tokens: int = 2048,
         memory_budget: int | None = None,
-        make_tool: Callable[[], StreamTool] | None = None,
+        make_tool: MakeTool = "auto",
     ) -> None:
         self.engine = load_engine(
             model,
@@ -135,7 +142,7 @@ def load_engine(
     max_rows: int = 32,
     max_batch_tokens: int = 2048,
     memory_budget: int | None = None,
-    make_tool: Callable[[], StreamTool] | None = None,
+    make_tool: MakeTool = "auto",
 ) -> Engine:
     """Resolve, read and load a model; arguments as for LLM."""
     try:
@@ -162,6 +169,7 @@ def load_engine(
         chat_format: ChatFormat | None = ChatFormat(tokenizer, chat_template, stops)
     except MissingTemplate:  # a base model: it generates, and `chat` says what is missing
         chat_format = None
+    pieces = TokenBytes.from_pretrained(directory)
     return Engine(
         load_token_model(
             directory,
@@ -172,14 +180,25 @@ def load_engine(
             memory_budget=memory_budget,
         ),
         stops,
-        TokenBytes.from_pretrained(directory),
+        pieces,
         encode=tokenizer.encode,
         encode_text=tokenizer.encode_text,
         chat_format=chat_format,
-        make_tool=make_tool,
+        make_tool=calculator_of(tokenizer, pieces) if make_tool == "auto" else make_tool,
         max_rows=max_rows,
         max_batch_tokens=max_batch_tokens,
     )
+
+
+def calculator_of(tokenizer: Tokenizer, pieces: TokenBytes) -> Callable[[], StreamTool] | None:
+    """The calculator bound to a vocabulary that has its four tags as special tokens, None for any other."""
+    from endstop.runtime.tools import Calculator, in_stream_tool
+
+    ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items() if token.special}
+    tool = Calculator()
+    if not {tool.start_token, tool.end_token, tool.output_start, tool.output_end} <= ids.keys():
+        return None
+    return in_stream_tool(tool, token_ids=ids, pieces=pieces.__getitem__, encode_text=tokenizer.encode_text)
 
 
 def load_token_model(

@@ -1,0 +1,116 @@
+"""Documents to ids for training: many at once, and never a special token."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from endstop.protocol.errors import EndstopError
+from endstop.protocol.model_files import parse_object, read_text
+from endstop.protocol.tokenbytes import byte_level_alphabet
+from endstop.protocol.tokenizer_pieces import merges_of
+from endstop.train.tokenizer_training import SPLIT_PATTERN, is_unicode, tokenizer_json
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+# tiktoken's regular expressions overflow their stack on about a million blanks in a row.
+_LONG_DOCUMENT = 100_000
+
+
+def encode_documents(
+    tokenizer: str | Path | Mapping[str, Any], *, threads: int | None = None, engine: str = "auto"
+) -> Encode:
+    """A function that encodes many documents at once.
+
+    Nothing is added around a document, and no text in it becomes a special token.
+
+    Args:
+        tokenizer: a directory, or the content of a tokenizer.json.
+        threads: how many documents to encode side by side with tiktoken, one for each processor by default.
+            tokenizers has its own rule, RAYON_NUM_THREADS.
+        engine: `auto` is tiktoken for tokenizers that were trained here, where it is installed: it is faster
+            and gives the same ids. `tokenizers` is used for all others.
+
+    The function raises ValueError, naming the document, for half a surrogate pair.
+    """
+    if engine not in ("auto", "tokenizers", "tiktoken"):
+        raise ValueError(f"engine must be auto, tokenizers or tiktoken, got {engine!r}")
+    if not isinstance(tokenizer, Mapping):
+        path = Path(tokenizer) / "tokenizer.json"
+        tokenizer = parse_object(path, read_text(path))
+    plain = _by_tokenizers(tokenizer)
+    ranks = _ranks(tokenizer) if engine != "tokenizers" else None
+    fast = None if ranks is None else _by_tiktoken(ranks, threads or os.cpu_count() or 1)
+    if engine == "tiktoken" and fast is None:
+        why = "is not installed" if ranks is not None else "only encodes as tokenizers trained here do"
+        raise EndstopError(f"tiktoken {why}; choose tokenizers instead.")
+
+    def encode(documents: list[str]) -> list[list[int]]:
+        for index, text in enumerate(documents):
+            if not is_unicode(text):
+                raise ValueError(f"document {index} holds half a surrogate pair")
+        if fast is None:
+            return plain(documents)
+        if all(len(text) <= _LONG_DOCUMENT for text in documents):
+            return fast(documents)
+        return [(fast if len(text) <= _LONG_DOCUMENT else plain)([text])[0] for text in documents]
+
+    return encode
+
+
+def _by_tokenizers(content: Mapping[str, Any]) -> Encode:
+    import tokenizers
+
+    bare = {**content, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    inner = tokenizers.Tokenizer.from_str(json.dumps(bare))
+
+    def encode(documents: list[str]) -> list[list[int]]:
+        return [found.ids for found in inner.encode_batch_fast(documents, add_special_tokens=False)]
+
+    return encode
+
+
+def _ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
+    """Token bytes by id, for a tokenizer as `train_tokenizer` makes it; None for all others."""
+    alphabet = byte_level_alphabet()
+    model = content.get("model") or {}
+    try:
+        merges = [
+            (bytes(alphabet[letter] for letter in left), bytes(alphabet[letter] for letter in right))
+            for left, right in merges_of(model)
+        ]
+    except (KeyError, ValueError):
+        return None
+    own = tokenizer_json(merges)
+    parts = ("normalizer", "pre_tokenizer", "model")
+    if any(content.get(part) != own[part] for part in parts):
+        return None
+    spelled = own["model"]["vocab"]
+    return {bytes(alphabet[letter] for letter in piece): token_id for piece, token_id in spelled.items()}
+
+
+def _by_tiktoken(ranks: dict[bytes, int], threads: int) -> Encode | None:
+    """None where tiktoken is not installed.
+
+    tiktoken joins any two neighbours that make a token, tokenizers only those of which it was made. That is
+    the same here: neighbours with untouched borders were merged as their bytes are on their own, by the
+    merges in order, and so are the two parts that the token was made of.
+    """
+    try:
+        import tiktoken
+    except ModuleNotFoundError:
+        return None
+    inner = tiktoken.Encoding("trained-here", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(documents: list[str]) -> list[list[int]]:
+        ids: list[list[int]]
+        if threads == 1 or len(documents) == 1:
+            ids = [inner.encode_ordinary(text) for text in documents]
+        else:
+            ids = inner.encode_ordinary_batch(documents, num_threads=threads)
+        return ids
+
+    return encode
