@@ -155,6 +155,15 @@ def test_B19_the_terminator_is_what_the_template_writes_not_the_tokenizers_eos()
     assert counted(collator, batch, [end]).supervised_stop_rate == 1.0
 
 
+def test_B19_a_tokenizer_alone_gives_the_terminator_of_its_template() -> None:
+    chosen = transformers_tokenizer(FAMILIES["gemma"], "<bos>", "<eos>")
+    ends = {chosen.eos_token_id, chosen.convert_tokens_to_ids("<end_of_turn>")}
+    collator = ChatCollator(chosen)
+    assert collator.stop_ids == ends
+    batch = collator([{"prompt": "a", "completion": "b<end_of_turn>\n"}, {"prompt": "a", "completion": "b"}])
+    assert said(collator, batch) == ["b<end_of_turn>", "b<eos>"]
+
+
 def test_B21_a_newline_behind_the_terminator_is_no_reason_for_a_second_one() -> None:
     chosen = endstop_tokenizer(FAMILIES["chatml"])
     end = chosen.eos_token_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -180,12 +181,17 @@ class ChatCollator:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end a turn, as far as they are known without a conversation."""
+        """The ids that end a turn: those given or declared, else eos and what the template writes."""
         if isinstance(self._stops, StopSet):
             return frozenset(self._stops.ids)
         if self._stops is not None:
             return self._stops
-        return frozenset(i for i in (self._terminator, self._tokenizer.eos_token_id) if i is not None)
+        found = {i for i in (self._terminator, self._tokenizer.eos_token_id) if i is not None}
+        asked, answered = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        # A model without a template, or with one that wants other messages, has only its eos token.
+        with suppress(EndstopError):
+            found |= self.renderer.render([asked, answered]).stop_ids
+        return frozenset(found)
 
     @cached_property
     def renderer(self) -> ChatRenderer:
