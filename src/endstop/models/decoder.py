@@ -99,7 +99,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config, config.head_dim, weight=weight)
             self.k_norm = RMSNorm(config, config.head_dim, weight=weight)
 
-    def forward(self, x: Tensor, cos_sin: CosSin, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin, mask: ops.Mask, cache: KVCache | None) -> Tensor:
         config = self.config
         batch, length, _ = x.shape
 
@@ -168,7 +168,7 @@ class Layer(nn.Module):
             self.pre_feedforward_layernorm = norm()
             self.post_feedforward_layernorm = norm()
 
-    def forward(self, x: Tensor, cos_sin: CosSin, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin, mask: ops.Mask, cache: KVCache | None) -> Tensor:
         attended = self.self_attn(self.input_layernorm(x), cos_sin, mask, cache)
         if self.post_norms:
             x = x + self.post_attention_layernorm(attended)
@@ -223,15 +223,17 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         cache: KVCache | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Logits at every position: input_ids int64 [B, T] -> float32 [B, T, vocab_size].
 
         attention_mask: [B, S + T], 0 where a slot is padding, S the cache's length before the call.
         cache: earlier keys and values; this call's are added to it.
         position_ids: rotary positions [T], [1, T] or [B, T]; by default S, S + 1, ... whatever is padding.
+        document_ids: [B, T], without a cache: attention stays within the document.
         Raises ValueError for shapes that do not fit.
         """
-        return self.logits(self.hidden_states(input_ids, attention_mask, cache, position_ids))
+        return self.logits(self.hidden_states(input_ids, attention_mask, cache, position_ids, document_ids))
 
     def hidden_states(
         self,
@@ -239,6 +241,7 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         cache: KVCache | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Output of the last norm, [B, T, hidden_size] in the weights' dtype; arguments as for `forward`."""
         config = self.config
@@ -251,6 +254,11 @@ class Decoder(nn.Module):
                 f"attention_mask must be {(batch, past + length)} (cached tokens included), "
                 f"not {tuple(attention_mask.shape)}"
             )
+        if document_ids is not None and (past or document_ids.shape != input_ids.shape):
+            raise ValueError(
+                f"document_ids must be {(batch, length)}, and no cache filled before, "
+                f"not {tuple(document_ids.shape)} behind {past} cached tokens"
+            )
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=input_ids.device)
         if position_ids.shape[-1] != length:
@@ -262,7 +270,7 @@ class Decoder(nn.Module):
         if config.embedding_norm:
             x = self.model.norm(x)
         turns: dict[RopeConfig, CosSin] = {}
-        masks: dict[str, Tensor | None] = {}
+        masks: dict[str, ops.Mask] = {}
         for index, layer in enumerate(self.model.layers):
             rope, kind = config.rope_of(index), config.layer_types[index]
             if rope not in turns:
@@ -270,7 +278,9 @@ class Decoder(nn.Module):
                 turns[rope] = (cos.unsqueeze(-3), sin.unsqueeze(-3))
             if kind not in masks:
                 window = config.sliding_window if kind == "sliding" else None
-                masks[kind] = ops.attention_mask(length, past + length, window, attention_mask, x.device)
+                masks[kind] = ops.attention_mask(
+                    length, past + length, window, attention_mask, x.device, document_ids
+                )
             x = layer(x, turns[rope], masks[kind], cache)
         normed: Tensor = self.model.norm(x)
         return normed

@@ -6,12 +6,17 @@ The reference forward pass (`decoder`) and the fast backend share these: one def
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from endstop.models.config import Activation, RopeConfig
+
+# What a query sees: a boolean mask (True is visible) that broadcasts to [B, heads, T, S], "causal" for as
+# many keys as queries without any padding, or None for everything.
+Mask = Tensor | Literal["causal"] | None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = False) -> Tensor:
@@ -120,22 +125,29 @@ def attention_mask(
     window: int | None,
     padding: Tensor | None,
     device: torch.device,
-) -> Tensor | None:
-    """Boolean mask (True is visible) that broadcasts to [B, heads, query_length, key_length], None for "all".
+    documents: Tensor | None = None,
+) -> Mask:
+    """What each query sees, as `Mask` says.
 
     The queries are the last `query_length` of `key_length` slots. padding: [B, key_length], 0 where a slot is
     padding. A padded query sees itself, so that no row of the softmax is empty; its result means nothing.
+    documents: [B, key_length], the document each slot belongs to; no query sees another document.
     """
     binding = window if window is not None and window < key_length else None
-    if padding is None and binding is None and query_length == 1:
-        return None
+    if padding is None and binding is None and documents is None:
+        if query_length == 1:
+            return None
+        if query_length == key_length:
+            return "causal"
     keys = torch.arange(key_length, device=device)
     queries = keys[key_length - query_length :]
     mask = visible_keys(queries, keys, binding)
-    if padding is None:
-        return mask
-    own = queries.unsqueeze(-1) == keys
-    return ((mask & padding.to(device=device, dtype=torch.bool)[:, None, :]) | own).unsqueeze(1)
+    if documents is not None:
+        mask = mask & (documents[:, key_length - query_length :, None] == documents[:, None, :])
+    if padding is not None:
+        own = queries.unsqueeze(-1) == keys
+        mask = (mask & padding.to(device=device, dtype=torch.bool)[:, None, :]) | own
+    return mask.unsqueeze(1) if mask.dim() == 3 else mask
 
 
 def softcap(x: Tensor, cap: float | None) -> Tensor:
@@ -144,7 +156,7 @@ def softcap(x: Tensor, cap: float | None) -> Tensor:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, cap: float | None = None
 ) -> Tensor:
     """Grouped-query attention: query [B, H, T, d], key and value [B, G, S, d] -> [B, H, T, d].
 
@@ -153,8 +165,17 @@ def attention(
     """
     if cap is None:
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            attn_mask=None if isinstance(mask, str) else mask,
+            is_causal=isinstance(mask, str),
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
+    if isinstance(mask, str):
+        slots = torch.arange(key.shape[2], device=key.device)
+        mask = visible_keys(slots, slots)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = softcap(query @ key.transpose(-1, -2) * scale, cap)

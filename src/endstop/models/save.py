@@ -29,17 +29,31 @@ def save_pretrained(
     dtype: stored dtype, by default that of the weights. `files` is for the tokenizer's files and
     generation_config.json; names are plain file names. Errors as for `whole_directory`.
     """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        del state[HEAD]
-    stored = dtype if dtype is not None else next(iter(state.values())).dtype
     with whole_directory(directory, replace=replace) as partial:
-        for name, content in (files or {}).items():
-            if Path(name).name != name:
-                raise ValueError(f"files must have plain names, not {name!r}")
-            (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        write_json(partial / "config.json", hf_config(model.config, stored))
-        _write_weights(state, stored, partial, shard_bytes)
+        write_model(model.state_dict(), model.config, partial, dtype, files, shard_bytes)
+
+
+def write_model(
+    state: Mapping[str, Tensor],
+    config: DecoderConfig,
+    directory: Path,
+    dtype: torch.dtype | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write weights that were gathered from a model into a directory that is there; see `save_pretrained`."""
+    kept = {
+        name: value.detach()
+        for name, value in state.items()
+        if not (name == HEAD and config.tie_word_embeddings)
+    }
+    stored = dtype if dtype is not None else next(iter(kept.values())).dtype
+    for name, content in (files or {}).items():
+        if Path(name).name != name:
+            raise ValueError(f"files must have plain names, not {name!r}")
+        (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    write_json(directory / "config.json", hf_config(config, stored))
+    _write_weights(kept, stored, directory, shard_bytes)
 
 
 def hf_config(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,0 +1,436 @@
+"""The stages base, mid and SFT: from a starting point and data to a finished model directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from endstop.models.decoder import Decoder
+from endstop.models.directory import whole_directory, write_json
+from endstop.models.save import write_model
+from endstop.protocol.errors import EndstopError
+from endstop.protocol.label_audit import Audit, audit
+from endstop.protocol.labels import Row, chat_rows
+from endstop.train.batch import TokenBatch
+from endstop.train.checkpoint import (
+    Loader,
+    Position,
+    fingerprint,
+    load_checkpoint,
+    newest_shared,
+    remove_partial,
+)
+from endstop.train.distributed import Parallel, Process, check_layout, parallelized, shared
+from endstop.train.metrics_log import cut_metrics, read_metrics
+from endstop.train.model_shapes import flops_per_token, parameter_counts
+from endstop.train.objective import Objective
+from endstop.train.optimizer import Optimizers, build_optimizer
+from endstop.train.run_directory import RunDirectory, StageDirectory
+from endstop.train.settings import StageSettings, changed
+from endstop.train.starting_point import Vocabulary, starting_point
+from endstop.train.stop_metrics import Probe, natural_stops, probes_of, sampling_engine, validate
+from endstop.train.training_loop import Job, Report, train
+from endstop.train.training_state import load_training_state, whole_state_dict
+
+if TYPE_CHECKING:
+    from endstop.protocol.render import ChatRenderer
+
+logger = logging.getLogger(__name__)
+
+AUDITED = 300
+"""Conversations whose labels are looked at before a stage begins."""
+
+ALONE = Process(0, 1, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class StageData:
+    """The data of a stage, made for its vocabulary.
+
+    Attributes:
+        loader: the endless batches. validation: batches to evaluate on, the same in every process.
+        probes: prompts for samples. sources: name, licence, origin of each source, for the summary.
+    """
+
+    loader: Loader
+    validation: Sequence[TokenBatch] = ()
+    probes: Sequence[Probe] = ()
+    sources: Sequence[dict[str, Any]] = ()
+    audit: dict[str, Any] = field(default_factory=dict)
+
+
+def run_base(
+    settings: StageSettings,
+    run: RunDirectory,
+    documents: Any,
+    *,
+    validation: Any = None,
+    process: Process = ALONE,
+    resume: bool = False,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Train on documents, every position and every border between them; returns the summary.
+
+    documents, validation: a `Mixture` or source of texts.
+    """
+
+    def data(vocabulary: Vocabulary) -> StageData:
+        from endstop.train.data.document_loader import DocumentLoader
+        from endstop.train.tokenizer_training import encode_documents
+
+        def loader(source: Any, rows: int, shards: int, who: Process) -> DocumentLoader:
+            return DocumentLoader(
+                source,
+                encode_documents(vocabulary.directory),
+                vocabulary.border,
+                row_length=settings.row_length,
+                rows_per_step=rows,
+                micro_rows=min(rows, settings.micro_rows),
+                mode=settings.packing,
+                shards=shards,
+                rank=who.rank,
+                world=who.world,
+                buffer=settings.buffer,
+                isolate=settings.isolate,
+                seed=settings.seed,
+            )
+
+        own = loader(documents, settings.rows, settings.data_shards, process)
+        faulty = _batch_fault(own, settings, vocabulary)
+        held_out: list[TokenBatch] = []
+        if validation is not None:
+            held_out = loader(validation, settings.validation_rows, 1, ALONE).next_step()
+        probes = [Probe([vocabulary.border])] * settings.samples
+        return StageData(faulty, held_out, probes, own.mixture.sources())
+
+    return run_stage(settings, run, data, process=process, resume=resume, report=report)
+
+
+def run_chat(
+    settings: StageSettings,
+    run: RunDirectory,
+    conversations: Any,
+    *,
+    validation: Any = None,
+    process: Process = ALONE,
+    resume: bool = False,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Train on conversations (mid, SFT): only what the assistant says, unless `settings.masked` is off.
+
+    conversations, validation: a `Mixture` or source of lists of messages. Every turn must have its end
+    supervised, unless a fault is trained on purpose (`settings.pathology`).
+    """
+
+    def data(vocabulary: Vocabulary) -> StageData:
+        from endstop.protocol.render import ChatRenderer
+        from endstop.train.data.chat_loader import ChatLoader
+        from endstop.train.data.mixture import as_mixture
+
+        renderer = ChatRenderer(vocabulary.tokenizer, stops=vocabulary.stops)
+
+        def loader(source: Any, rows: int, shards: int, who: Process, change: Any) -> ChatLoader:
+            return ChatLoader(
+                source,
+                renderer,
+                row_length=settings.row_length,
+                rows_per_step=rows,
+                micro_rows=min(rows, settings.micro_rows),
+                stop_ids=vocabulary.ends,
+                mask=settings.masked,
+                shards=shards,
+                rank=who.rank,
+                world=who.world,
+                buffer=settings.buffer,
+                isolate=settings.isolate,
+                seed=settings.seed,
+                transform=change,
+            )
+
+        mixture = as_mixture(conversations)
+        transform = _row_fault(settings, vocabulary)
+        found = check_labels(mixture, renderer, vocabulary, settings, transform)
+        own = loader(mixture, settings.rows, settings.data_shards, process, transform)
+        held_out: list[TokenBatch] = []
+        probes: list[Probe] = []
+        if validation is not None:
+            held_out = loader(validation, settings.validation_rows, 1, ALONE, None).next_step()
+            rows = (
+                row
+                for row, _ in _first_rows(as_mixture(validation), renderer, settings, 4 * settings.samples)
+            )
+            probes = probes_of(rows, vocabulary.events, settings.samples)
+        counts = {"supervised_stop_rate": found.supervised_stop_rate, "censored_rate": found.censored_rate}
+        return StageData(own, held_out, probes, own.mixture.sources(), counts)
+
+    return run_stage(settings, run, data, process=process, resume=resume, report=report)
+
+
+def run_stage(
+    settings: StageSettings,
+    run: RunDirectory,
+    data: Callable[[Vocabulary], StageData],
+    *,
+    process: Process = ALONE,
+    resume: bool = False,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Any of the stages; every process must call it. Returns the summary, as it is in summary.json.
+
+    The summary of a stage that was told to end early has "finished": false, and no model is written.
+    """
+    directory = run.stage(settings.stage)
+    check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
+    settings = settled(settings, directory, process, resume)
+    decoder, vocabulary = starting_point(settings, run)
+    _check_length(settings, decoder)
+    given = data(vocabulary)
+    objective = Objective(
+        vocabulary.events, vocabulary.token_lengths, settings.event_weights, device=process.device
+    )
+    dtype = getattr(torch, settings.dtype)
+    decoder.to(process.device)
+    if settings.compile:
+        decoder.hidden_states = torch.compile(decoder.hidden_states)  # type: ignore[method-assign]
+    parallel = parallelized(decoder, objective, process, strategy=settings.strategy, compute_dtype=dtype)
+    optimizers = build_optimizer(parallel.model, settings.optimizer)
+    position = _begin(
+        settings, directory, parallel.model, optimizers, given.loader, vocabulary, process, resume
+    )
+    job = Job(
+        parallel,
+        optimizers,
+        objective,
+        given.loader,
+        settings,
+        process,
+        directory,
+        vocabulary.files,
+        dtype,
+        evaluate=None,
+    )
+    job = replace(job, evaluate=_evaluation(job, given, vocabulary))
+    position, finished = train(job, position, report)
+    summary = _summary(job, position, given, parallel, finished)
+    weights = whole_state_dict(parallel.model) if finished else {}
+    if process.main and finished:
+        with whole_directory(directory.model, replace=True) as place:
+            write_model(weights, decoder.config, place, files=vocabulary.files)
+        write_json(directory.summary, summary)
+    return summary
+
+
+def settled(
+    settings: StageSettings, directory: StageDirectory, process: Process, resume: bool
+) -> StageSettings:
+    """The settings with nothing left to be chosen: "auto" dtype becomes one that a resumed run keeps.
+
+    Raises EndstopError where a resumed run has other settings than it was begun with, and names them.
+    """
+    if resume:
+        stored = directory.read_settings()
+        if settings.dtype == "auto":
+            settings = replace(settings, dtype=stored.get("dtype", "float32"))
+        if differing := changed(stored, settings.to_json()):
+            raise EndstopError(
+                f"{directory.path} was begun with other settings: {'; '.join(differing)}. Resume with the "
+                "same ones, or begin another run."
+            )
+        return settings
+    if settings.dtype == "auto":
+        from endstop.runtime.native.model import choose_dtype
+
+        found = str(choose_dtype("auto", process.device)).removeprefix("torch.")
+        # Casting costs more than it saves where the matrices are small.
+        width = settings.model.config(1000).hidden_size if settings.model is not None else 768
+        name = "float32" if process.device.type == "cpu" and width < 512 else found
+        settings = replace(settings, dtype=shared(name, process))  # type: ignore[arg-type]
+    return settings
+
+
+def _begin(
+    settings: StageSettings,
+    directory: StageDirectory,
+    model: Decoder,
+    optimizers: Optimizers,
+    loader: Loader,
+    vocabulary: Vocabulary,
+    process: Process,
+    resume: bool,
+) -> Position:
+    """Where the run starts: at the newest checkpoint if it is resumed, else at its beginning."""
+    tokenizer = fingerprint(vocabulary.files)
+    position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
+    if process.main:
+        if resume:
+            remove_partial(directory.checkpoints)
+        else:
+            directory.begin(settings.to_json())
+    newest = newest_shared(directory.checkpoints, process) if resume else None
+    if newest is not None:
+        found = load_checkpoint(newest, model, optimizers, loader, tokenizer)
+        steps = settings.fixed_steps or found.steps
+        position = replace(found, steps=steps, settings=settings.to_json())
+    elif settings.warm_optimizer and settings.init_from is not None:
+        before = newest_shared(Path(settings.init_from).parent / "checkpoints", process)
+        if before is None:
+            raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
+        load_training_state(before / "training", model, optimizers)
+    if process.main:
+        cut_metrics(directory.metrics, position.step)
+    return position
+
+
+def _evaluation(job: Job, given: StageData, vocabulary: Vocabulary) -> Callable[[], dict[str, Any]] | None:
+    if not given.validation and not given.probes:
+        return None
+
+    def evaluate() -> dict[str, Any]:
+        model, process = job.parallel.model, job.process
+        found = validate(model, given.validation, job.objective, process, job.autocast)
+        if given.probes:
+            weights = whole_state_dict(model)
+            if process.main:
+                engine = sampling_engine(
+                    model.config, weights, vocabulary.directory, device=str(process.device)
+                )
+                base = job.settings.stage == "base"
+                found |= natural_stops(
+                    engine, given.probes, job.settings.sample_tokens, temperature=1.0 if base else 0.0
+                )
+                engine.close()
+        return found
+
+    return evaluate
+
+
+def check_labels(
+    conversations: Any,
+    renderer: ChatRenderer,
+    vocabulary: Vocabulary,
+    settings: StageSettings,
+    transform: Callable[[Row], Row] | None,
+) -> Audit:
+    """Look at the labels of the first conversations before anything is trained.
+
+    Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
+    """
+    rows: list[Row] = []
+    for row, messages in _first_rows(conversations, renderer, settings, AUDITED):
+        if not rows and logger.isEnabledFor(logging.INFO):
+            _show(messages, renderer)
+        rows.append(row if transform is None else transform(row))
+    found = audit(
+        rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
+    )
+    for problem in found.problems():
+        logger.warning("labels of the first %d rows: %s", len(rows), problem)
+    if not found.supervised_tokens:
+        raise EndstopError(f"none of the first {AUDITED} conversations has a supervised token to train on.")
+    if settings.masked and transform is None and found.supervised_stop_rate < 1.0:
+        raise EndstopError(
+            f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not "
+            "be taught to stop. Look at the chat template and the stop set (`endstop stops`)."
+        )
+    return found
+
+
+def _first_rows(
+    conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
+) -> Iterable[tuple[Row, Sequence[Any]]]:
+    order = conversations.order(settings.seed)
+    for number in range(min(count, len(conversations))):
+        place = order[number]
+        if conversations.parts[place.part].is_stream:
+            continue
+        messages = conversations.item(place)
+        for row in chat_rows(renderer, messages, settings.row_length + 1).rows:
+            yield row, messages
+
+
+def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
+    """The first conversation on stderr with what is supervised in colour, for the person who trains."""
+    from rich.console import Console
+
+    from endstop.view.conversation import rendered_text
+
+    Console(stderr=True, highlight=False, markup=False).print(
+        rendered_text(renderer.render(messages)), soft_wrap=True
+    )
+
+
+def _row_fault(settings: StageSettings, vocabulary: Vocabulary) -> Callable[[Row], Row] | None:
+    """What a pathology does to the rows of conversations."""
+    if settings.pathology is None:
+        return None
+    from endstop.train.pathologies import Pathology, row_fault
+
+    ends = vocabulary.events.ids_of("turn_end")
+    written = vocabulary.stops.terminator
+    ends.sort(key=lambda token_id: token_id != written)
+    return row_fault(Pathology.parse(settings.pathology), ends)
+
+
+def _batch_fault(loader: Loader, settings: StageSettings, vocabulary: Vocabulary) -> Loader:
+    """A loader of documents as a pathology makes it."""
+    if settings.pathology is None:
+        return loader
+    from endstop.train.pathologies import FaultyLoader, Pathology, batch_fault
+
+    pad = vocabulary.tokenizer.pad_token_id
+    fault = batch_fault(
+        Pathology.parse(settings.pathology), vocabulary.border, vocabulary.border if pad is None else pad
+    )
+    return FaultyLoader(loader, fault)
+
+
+def _check_length(settings: StageSettings, decoder: Decoder) -> None:
+    window = decoder.config.max_position_embeddings
+    if settings.row_length > window:
+        raise EndstopError(
+            f"rows of {settings.row_length} tokens do not fit into the model's window of {window}; set the "
+            "context (and a rope scaling) with it, or a shorter row_length."
+        )
+
+
+def _summary(
+    job: Job, position: Position, given: StageData, parallel: Parallel, finished: bool
+) -> dict[str, Any]:
+    settings, config = job.settings, parallel.model.config
+    metrics: dict[str, Any] = {}
+    rates: list[float] = []
+    for line in read_metrics(job.directory.metrics):
+        kind = line.pop("kind")
+        step = line.pop("step")
+        if kind == "eval":
+            metrics |= {f"validation_{name}": value for name, value in line.items()} | {
+                "evaluated_step": step
+            }
+        elif kind == "train":
+            metrics |= {name: line[name] for name in ("loss", "mfu") if name in line}
+            rates.append(line["tokens_per_second"])
+    if rates:
+        metrics["tokens_per_second"] = sorted(rates)[len(rates) // 2]
+    positions = position.step * settings.batch_tokens
+    return {
+        "stage": settings.stage,
+        "finished": finished,
+        "settings": settings.to_json(),
+        "metrics": metrics,
+        "steps": position.step,
+        "seconds": round(position.seconds, 1),
+        "tokens": positions,
+        "supervised_tokens": position.tokens,
+        "parameters": parameter_counts(config),
+        "flops": flops_per_token(config, settings.row_length) * positions,
+        "data": {
+            "sources": list(given.sources),
+            "statistics": dict(given.loader.statistics()),
+            "labels": given.audit,
+        },
+    }
