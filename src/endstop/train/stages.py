@@ -81,7 +81,7 @@ def run_base(
 
     def data(vocabulary: Vocabulary) -> StageData:
         from endstop.train.data.document_loader import DocumentLoader
-        from endstop.train.tokenizer_training import encode_documents
+        from endstop.train.document_encoding import encode_documents
 
         def loader(source: Any, rows: int, shards: int, who: Process) -> DocumentLoader:
             return DocumentLoader(
