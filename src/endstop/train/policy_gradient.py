@@ -159,11 +159,11 @@ class StopProbability:
 
     at_end: where the terminator stands, the mean over the answers. before: the mean over all places before
     it at which the model samples. curve: the mean at each relative place, tenths of the answer, the last one
-    the end.
+    the end. None where no answer has such a place.
     """
 
-    at_end: float
-    before: float
+    at_end: float | None
+    before: float | None
     curve: list[float | None] = field(default_factory=list)
 
 
@@ -173,7 +173,7 @@ def stop_probability(
 ) -> StopProbability:
     """How sure the model is of the end along the right answers, given all of the answer before it.
 
-    Questions without a right answer of their own are left out; without any the values are NaN.
+    Questions without a right answer of their own are left out.
     """
     device = model.lm_head.weight.device
     stops = torch.tensor(sorted(stop_ids), device=device)
@@ -195,9 +195,8 @@ def stop_probability(
                     tenths[10 * place // last if last else 10].append(value)
                     if place < last:
                         before.append(value)
-    curve = [_mean(values) if values else None for values in tenths]
-    return StopProbability(_mean(ends), _mean(before), curve)
+    return StopProbability(_mean(ends), _mean(before), [_mean(values) for values in tenths])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

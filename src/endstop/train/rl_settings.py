@@ -50,7 +50,7 @@ class RLSettings:
     give_up: tuple[str, ...] = GIVE_UP
     terminator_in_loss: bool = True
     lr_fraction: float = 0.05
-    optimizer: OptimizerSettings = OptimizerSettings()
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     micro_rows: int = 32
     evaluate_every: int | None = None
     save_every: int | None = None
