@@ -5,7 +5,7 @@
 Trains the tiny preset's shape on synthetic tasks, healthy and with each fault, in two columns: "from base on"
 (the fault is in all stages) and "only in SFT" (base and mid are healthy). --seconds is the time of one whole
 run on one thread; it is turned into steps once, so that all runs take the same. Every run writes
-DIR/results/NAME.json when it has ended, and is not run again where that is there, so kill and restart as you like.
+DIR/results/NAME.json when it has ended, and is not run again where that is there: restart it as you like.
 The table goes to stdout, the numbers to DIR/pathologies.json, the figure to DIR/pathologies.png.
 """
 
@@ -332,8 +332,8 @@ def draw(table: Sequence[dict[str, Any]], path: Path) -> None:
 
     panels = [("base", "from base on"), ("sft", "only in SFT")]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    parts = [("exact", "right, and stops", "#2a7f62"), ("early_stop", "stops too early", "#e0a030")]
-    parts += [("never_stop", "never stops", "#b3392f")]
+    parts = [("content", "right words come first", "#9bb8d3"), ("exact", "right, and stops", "#2a7f62")]
+    parts += [("early_stop", "stops too early", "#e0a030"), ("never_stop", "never stops", "#b3392f")]
     for axis, (column, title) in zip(axes, panels, strict=True):
         rows = [row for row in table if row["column"] == column or row["pathology"] == HEALTHY]
         for number, (key, label, colour) in enumerate(parts):
@@ -344,17 +344,18 @@ def draw(table: Sequence[dict[str, Any]], path: Path) -> None:
                 [m - a for m, a in zip(means, low, strict=True)],
                 [b - m for m, b in zip(means, high, strict=True)],
             ]
-            places = [at + (number - 1) * 0.27 for at in range(len(rows))]
-            axis.bar(places, means, width=0.25, label=label, color=colour, yerr=errors, capsize=2)
+            places = [at + (number - 1.5) * 0.21 for at in range(len(rows))]
+            axis.bar(places, means, width=0.19, label=label, color=colour, yerr=errors, capsize=2)
         axis.set_xticks(range(len(rows)), [row["pathology"] for row in rows], rotation=25, ha="right")
         axis.set_title(title)
         axis.set_ylim(0, 103)
     axes[0].set_ylabel("share of answers, %")
-    axes[0].legend(loc="center right", fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(parts), fontsize=8, frameon=False)
     figure.suptitle(
         "Greedy answers after training faults (bars: mean over seeds, lines: smallest to largest)"
     )
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=150)
 
 
