@@ -20,8 +20,8 @@ import torch
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.checkpoint import Loader, Position, newest_checkpoint, save_checkpoint
-from endstop.train.device_peak import peak_flops
 from endstop.train.distributed import Parallel, Process, shared, summed, sums
+from endstop.train.flops import peak_flops
 from endstop.train.metrics_log import MetricsLog, read_metrics
 from endstop.train.model_shapes import flops_per_token
 from endstop.train.objective import LossSums, Objective
