@@ -178,6 +178,17 @@ def test_the_terminator_option_concerns_nothing_but_a_terminator() -> None:
     assert trained_mask(rollout(0, 1.0, counts=False), STOPS) == [0, 0]
 
 
+def test_an_answer_of_nothing_but_its_end_is_neither_praised_nor_blamed_without_the_terminator() -> None:
+    rollouts = [rollout(0, 0.0, ids=[END]), rollout(0, 1.0, ids=[5, END])]
+    advantages = group_advantages(rollouts)
+    batches, total = policy_batches(rollouts, advantages, STOPS, micro_rows=8, pad_id=PAD)
+    assert (batches[0].advantages.tolist(), total) == ([-0.5, 0.5], 3)
+    batches, total = policy_batches(
+        rollouts, advantages, STOPS, micro_rows=8, pad_id=PAD, terminator_in_loss=False
+    )
+    assert (batches[0].advantages.tolist(), total) == ([0.5], 1)
+
+
 def test_advantages_are_rewards_above_the_groups_mean() -> None:
     rollouts = [rollout(0, 1.0), rollout(0, 0.0), rollout(1, 0.1), rollout(1, 0.1), rollout(1, 0.1)]
     assert group_advantages(rollouts) == [0.5, -0.5, 0.0, 0.0, 0.0]
@@ -247,4 +258,4 @@ def test_p_stop_leaves_forced_tokens_and_questions_without_an_answer_out(model: 
     assert found.at_end == pytest.approx(float(along[3]), rel=1e-4)
     assert found.before == pytest.approx(float(along[0]), rel=1e-4)
     nothing = stop_probability(model, [], STOPS, micro_rows=8, pad_id=PAD)
-    assert nothing.at_end != nothing.at_end
+    assert (nothing.at_end, nothing.before, nothing.curve) == (None, None, [None] * 11)

@@ -89,7 +89,7 @@ def load_state_dict(
     if config is None:
         config = read_config(directory)
     stored = stored_tensors(directory)
-    _check(stored, config, directory)
+    check_stored(stored, config, directory)
     target = _resolve_dtype(dtype, config, stored)
     state: dict[str, Tensor] = {}
     names: dict[Path, list[str]] = {}
@@ -211,8 +211,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     return {name: tensor for name, _, _, tensor in spans}
 
 
-def _check(stored: dict[str, StoredTensor], config: DecoderConfig, directory: Path) -> None:
-    """Compare what is stored with what the configuration asks for."""
+def check_stored(stored: dict[str, StoredTensor], config: DecoderConfig, directory: Path) -> None:
+    """Compare what is stored with what the configuration asks for; errors as for `load_model`."""
     shapes = parameter_shapes(config)
     for name, shape in shapes.items():
         tensor = stored.get(name)

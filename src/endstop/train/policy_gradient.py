@@ -159,12 +159,12 @@ class StopProbability:
 
     at_end: where the terminator stands, the mean over the answers. before: the mean over all places before
     it at which the model samples. curve: the mean at each relative place, tenths of the answer, the last one
-    the end.
+    the end. None where no answer has such a place.
     """
 
-    at_end: float
-    before: float
-    curve: list[float] = field(default_factory=list)
+    at_end: float | None
+    before: float | None
+    curve: list[float | None] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -173,7 +173,7 @@ def stop_probability(
 ) -> StopProbability:
     """How sure the model is of the end along the right answers, given all of the answer before it.
 
-    Questions without a right answer of their own are left out; without any the values are NaN.
+    Questions without a right answer of their own are left out.
     """
     device = model.lm_head.weight.device
     stops = torch.tensor(sorted(stop_ids), device=device)
@@ -198,5 +198,5 @@ def stop_probability(
     return StopProbability(_mean(ends), _mean(before), [_mean(values) for values in tenths])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

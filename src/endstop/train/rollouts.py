@@ -116,6 +116,7 @@ def roll_out(
     max_tokens: int = 256,
     seed: int = 0,
     step: int = 0,
+    numbers: Sequence[int] | None = None,
     state_dict: Mapping[str, Any] | None = None,
     greedy: bool = False,
 ) -> list[Rollout]:
@@ -123,6 +124,8 @@ def roll_out(
 
     Args:
         max_tokens: limit of one answer; a question whose prompt leaves less room gets what is left.
+        numbers: of the questions, by default 0, 1, 2, ...; a process that has a share of a step's questions
+            gives those of the whole step.
         state_dict: weights to be swapped in before (which empties the prefix cache), by their Hugging Face
             names.
         greedy: take the most likely token instead of drawing.
@@ -131,6 +134,8 @@ def roll_out(
     """
     if state_dict is not None:
         engine.load_weights(state_dict)
+    if numbers is None:
+        numbers = range(len(questions))
     params = [
         SamplingParams(
             n=samples,
@@ -139,12 +144,12 @@ def roll_out(
             seed=draw_seed(seed, step, number),
             logprobs=0,
         )
-        for number in range(len(questions))
+        for number in numbers
     ]
     results = engine.generate([question.prompt_ids for question in questions], params)
     return [
         _rollout(number, question, output, rewards)
-        for number, (question, result) in enumerate(zip(questions, results, strict=True))
+        for number, question, result in zip(numbers, questions, results, strict=True)
         for output in result.outputs
     ]
 

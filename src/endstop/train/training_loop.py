@@ -117,7 +117,7 @@ def train(job: Job, position: Position, report: Report | None = None) -> tuple[P
             saved = position.step
 
     try:
-        with _ending_signals() as told:
+        with ending_signals() as told:
             if position.step == 0:
                 evaluate()
             while position.steps is None or position.step < position.steps:
@@ -262,7 +262,7 @@ class _Clock:
 
 
 @contextmanager
-def _ending_signals() -> Iterator[list[int]]:
+def ending_signals() -> Iterator[list[int]]:
     """A list that gets the signals that ask the process to end; a second Ctrl-C interrupts at once."""
     told: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -29,6 +29,7 @@ __all__ = [
     "hub_texts",
     "open_chat_source",
     "open_text_source",
+    "text_source",
 ]
 
 Item = TypeVar("Item")
@@ -87,6 +88,12 @@ def open_text_source(path: str | Path, *, text_key: str = "text", split: Split =
        called.
     """
     path = Path(path)
+    return text_source(_records(path, [text_key], split), path, text_key)
+
+
+def text_source(records: Records, path: Path, text_key: str = "text") -> TextSource:
+    """Documents out of records that are texts or have one; licence and origin from the manifest beside
+    `path`."""
 
     def text(record: Any) -> str:
         if isinstance(record, str):
@@ -101,7 +108,7 @@ def open_text_source(path: str | Path, *, text_key: str = "text", split: Split =
             raise BadDocument(f"{text_key!r} is not a text but {type(value).__name__}.")
         return value
 
-    return TextSource(_records(path, [text_key], split), text, *_facts(path))
+    return TextSource(records, text, *_facts(path))
 
 
 def open_chat_source(path: str | Path) -> ChatSource:

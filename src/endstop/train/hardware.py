@@ -1,0 +1,119 @@
+"""Devices that trainings are planned for: what they can do, what they hold, and what an hour of them costs.
+
+Prices move: each has its date and its source, and every price and every MFU can be given anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One kind of device, or one core of a processor.
+
+    Attributes:
+        peak: operations per second of dense products in `dtype`, from the maker's data sheet (of a core:
+            measured with a product of 1024 x 1024 in float32 on an AMD EPYC with AVX-512).
+        memory: bytes. bandwidth: bytes per second.
+        mfu: the share of `peak` that training is assumed to reach, and mfu_source why.
+        price: US dollars for an hour, None where it costs nothing by the hour. price_source: where and when.
+    """
+
+    name: str
+    peak: float
+    memory: float
+    bandwidth: float
+    dtype: str = "bfloat16"
+    mfu: float = 0.45
+    mfu_source: str = "assumed"
+    price: float | None = None
+    price_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`count` equal devices that train together."""
+
+    device: Device
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.device.name if self.count == 1 else f"{self.count}x{self.device.name}"
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together: one for each device, one for all cores of a processor."""
+        return 1 if self.device.name == "cpu" else self.count
+
+    @property
+    def memory(self) -> float:
+        """Bytes for each process."""
+        return self.device.memory * self.count / self.processes
+
+    @property
+    def price(self) -> float | None:
+        """US dollars for an hour of all devices."""
+        return None if self.device.price is None else self.device.price * self.count
+
+
+_HOPPER = "nanochat reached 46 % (d18) and 50.9 % (d32) on 8 H100"
+_NANOCHAT_PRICE = "nanochat's report, October 2025"
+_LIST_PRICE = "RunPod's list as deploybase.ai shows it, March 2026"
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        Device(
+            "H100", 989e12, 80 * GIB, 3.35e12, mfu=0.48, mfu_source=_HOPPER, price=3.0,
+            price_source=_NANOCHAT_PRICE,
+        ),
+        Device(
+            "H200", 989e12, 141 * GIB, 4.8e12, mfu=0.48, mfu_source=_HOPPER, price=3.59,
+            price_source=_LIST_PRICE,
+        ),
+        Device(
+            "A100", 312e12, 80 * GIB, 2.0e12, mfu=0.48, mfu_source="assumed as on H100", price=1.79,
+            price_source=_NANOCHAT_PRICE,
+        ),
+        Device("L40S", 362e12, 48 * GIB, 0.864e12, mfu=0.35, price=0.79, price_source=_LIST_PRICE),
+        Device("4090", 165e12, 24 * GIB, 1.008e12, mfu=0.40, price=0.34, price_source=_LIST_PRICE),
+        Device(
+            "cpu", 108e9, 4 * GIB, 2e10, "float32", mfu=0.40,
+            mfu_source="a model of 0.8 million parameters reached 50 % on two idle cores",
+        ),
+    )
+}  # fmt: skip
+COMMON = ("8xH100", "8xH200", "8xA100", "H100", "H200", "A100", "L40S", "4090", "2xcpu")
+"""Shown side by side where no machine is named."""
+
+
+def machine(name: str, *, mfu: float | None = None, price: float | None = None) -> Machine:
+    """A machine by its name: `H200`, `8xH100`, `2xcpu`.
+
+    mfu and price (dollars for an hour of the whole machine) stand in for the table's. Raises ValueError for
+    a name that is not known, or an MFU outside (0, 1].
+    """
+    match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", name.strip(), re.IGNORECASE)
+    wanted = (match[2] if match else name).strip().lower().removeprefix("rtx").strip()
+    found = next((device for device in DEVICES.values() if device.name.lower() == wanted), None)
+    count = int(match[1]) if match and match[1] else 1
+    if found is None or count < 1:
+        raise ValueError(
+            f"hardware is one of {', '.join(DEVICES)}, with the number of devices before it as in 8xH100, "
+            f"got {name!r}"
+        )
+    if mfu is not None:
+        if not 0.0 < mfu <= 1.0:
+            raise ValueError(f"mfu must be a share above 0 and at most 1, got {mfu}")
+        found = replace(found, mfu=mfu, mfu_source="given")
+    if price is not None:
+        if price < 0:
+            raise ValueError(f"a price must not be negative, got {price}")
+        found = replace(found, price=price / count, price_source="given")
+    return Machine(found, count)

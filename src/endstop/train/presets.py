@@ -1,0 +1,182 @@
+"""The sizes that are trained by name: every setting of every stage.
+
+`d12`, `d20` and `d32` are nanochat's configurations of October 2025 (Karpathy): width 64 times depth, 2048
+tokens of context, 524,288 tokens a step, 20 tokens for each parameter. `tiny` is for two CPU cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from endstop.models.config import DecoderConfig
+from endstop.train.model_shapes import Shape
+from endstop.train.optimizer import OptimizerSettings
+from endstop.train.settings import ModelSettings, ScheduleSettings, Stage, StageSettings
+
+PREDECESSOR = "the stage before"
+"""Stands for the model that a stage begins with until the run's directory is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcementNumbers:
+    """How large the RL stage is.
+
+    Attributes:
+        steps: optimiser steps. questions: in a step. samples: answers to each. max_tokens: of an answer.
+        rate: learning rates, as a fraction of the base stage's.
+    """
+
+    steps: int
+    questions: int = 16
+    samples: int = 16
+    max_tokens: int = 256
+    rate: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One size.
+
+    Attributes:
+        vocab_size: special tokens included. tokenizer_characters: what the tokenizer is trained on at most.
+        base, mid, sft: settings of the stages; mid and sft begin with PREDECESSOR.
+        rl: the size of the RL stage. what: one line for people.
+    """
+
+    name: str
+    what: str
+    vocab_size: int
+    tokenizer_characters: int
+    base: StageSettings
+    mid: StageSettings
+    sft: StageSettings
+    rl: ReinforcementNumbers
+
+    @property
+    def model(self) -> ModelSettings:
+        """The shape of the model."""
+        assert self.base.model is not None
+        return self.base.model
+
+    def config(self, vocab_size: int | None = None) -> DecoderConfig:
+        """The decoder, by default with as many tokens as the preset asks for."""
+        return self.model.config(self.vocab_size if vocab_size is None else vocab_size)
+
+    def stage(self, stage: Stage, init_from: str | None = None, **changes: Any) -> StageSettings:
+        """The settings of a stage; `init_from` is the directory that stands in for PREDECESSOR.
+
+        A change of the run's length (steps, tokens, seconds) replaces the preset's.
+        """
+        settings: StageSettings = {"base": self.base, "mid": self.mid, "sft": self.sft}[stage]
+        lengths = {"steps", "tokens", "seconds"}
+        if lengths & {name for name, value in changes.items() if value is not None}:
+            changes = {**dict.fromkeys(lengths), **changes}
+        if init_from is not None:
+            changes = {**changes, "init_from": init_from, "model": None}
+        return replace(settings, **changes)
+
+    def with_shape(self, shape: Shape) -> Preset:
+        """The same size in another shape."""
+        return replace(self, base=replace(self.base, model=replace(self.model, shape=shape)))
+
+
+def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Preset:
+    optimizer = OptimizerSettings(batch_tokens=524_288)
+    every: dict[str, Any] = {
+        "evaluate_every": 250,
+        "save_every": 1000,
+        "data_shards": 8,
+        "micro_rows": micro_rows,
+    }
+    base = StageSettings(
+        "base",
+        model=ModelSettings(depth=depth),
+        data=("fineweb-edu",),
+        tokens=tokens,
+        validation_rows=5120,
+        optimizer=optimizer,
+        compile=True,
+        **every,
+    )
+    mid = StageSettings(
+        "mid",
+        init_from=PREDECESSOR,
+        data=("smoltalk", "mmlu-auxiliary*1", "gsm8k", "identity*2", "spelling*0.3", "bee*0.1"),
+        tokens=420_000_000,
+        masked=True,
+        validation_rows=1280,
+        optimizer=optimizer,
+        schedule=ScheduleSettings(warmdown_fraction=0.2),
+        compile=True,
+        **every,
+    )
+    sft = StageSettings(
+        "sft",
+        init_from=PREDECESSOR,
+        data=("arc-easy", "arc-challenge", "gsm8k", "smoltalk@10000", "identity", "spelling@600"),
+        batch_tokens=65_536,
+        tokens=46_000_000,
+        validation_rows=256,
+        optimizer=optimizer,
+        schedule=ScheduleSettings(initial_fraction=0.02, warmdown_fraction=1.0),
+        compile=True,
+        **{**every, "evaluate_every": 100, "save_every": 200, "micro_rows": min(4, micro_rows)},
+    )
+    return Preset(name, what, 65_536, 2_000_000_000, base, mid, sft, ReinforcementNumbers(steps=467))
+
+
+def _tiny() -> Preset:
+    model = ModelSettings(depth=4, hidden_size=128, head_dim=32, context=256)
+    common: dict[str, Any] = {"row_length": 256, "micro_rows": 16, "dtype": "float32", "buffer": 200}
+    optimizer = OptimizerSettings(matrix_lr=0.02, embedding_lr=0.01, head_lr=0.01, vector_lr=0.01)
+    base = StageSettings(
+        "base",
+        model=model,
+        batch_tokens=4096,
+        seconds=120.0,
+        packing="keep-ends",
+        optimizer=optimizer,
+        **common,
+    )
+    mid = StageSettings(
+        "mid", init_from=PREDECESSOR, batch_tokens=4096, seconds=240.0, optimizer=optimizer, **common
+    )
+    sft = StageSettings(
+        "sft",
+        init_from=PREDECESSOR,
+        batch_tokens=4096,
+        seconds=300.0,
+        optimizer=optimizer,
+        schedule=ScheduleSettings(warmdown_fraction=0.6),
+        **common,
+    )
+    return Preset(
+        "tiny",
+        "0.9 million parameters; two CPU cores, 20 minutes, synthetic tasks",
+        384,
+        2_000_000,
+        base,
+        mid,
+        sft,
+        ReinforcementNumbers(steps=20, questions=8, samples=8, max_tokens=64, rate=0.1),
+    )
+
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        _tiny(),
+        _large("d12", 12, 3_720_000_000, 32, "186 million parameters; one GPU, some hours"),
+        _large("d20", 20, 11_220_000_000, 32, "561 million parameters; eight H100, four hours"),
+        _large("d32", 32, 37_580_000_000, 8, "1.9 billion parameters; eight H100, a day and a half"),
+    )
+}
+
+
+def preset(name: str) -> Preset:
+    """A preset by its name; ValueError names those there are."""
+    if name not in PRESETS:
+        raise ValueError(f"a preset is one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name]
