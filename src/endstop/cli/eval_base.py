@@ -39,7 +39,7 @@ def base(
         str,
         typer.Option(
             "--text-split",
-            help="What is a document of a .txt: file, or what stands between blank lines (blank) or % lines (%).",
+            help="Documents of a .txt: file, or the parts between lines: blank, %.",
         ),
     ] = "file",
     bundle: Annotated[
@@ -67,7 +67,7 @@ def base(
     Example: endstop eval base run/base/model --text held_out.jsonl --bundle eval_bundle --examples 500
     """
     from endstop.cli.eval_report import evaluating, write_report
-    from endstop.cli.output import check_place, console, note, write_json
+    from endstop.cli.output import check_place, console, counted, note, write_json
     from endstop.cli.progress import downloading
     from endstop.cli.settings import resolve
     from endstop.models.gguf import ensure_directory

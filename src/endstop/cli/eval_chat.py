@@ -181,8 +181,8 @@ def _length_table(report: ChatReport) -> Table:
     from endstop.train.evaluation.stop_summary import AnswerRecord, by_gold_length
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("tokens of the right answer", "answers", *_ENDS):
-        table.add_column(name, justify="left" if name.startswith("tokens of") else "right")
+    for name in ("right length", "answers", *_ENDS):
+        table.add_column(name, justify="left" if name == "right length" else "right")
     answers = [record for task in report.tasks for record in task.records if isinstance(record, AnswerRecord)]
     for length, summary in by_gold_length(answers).items():
         table.add_row(length, f"{summary.n:,}", *_ends(summary))
