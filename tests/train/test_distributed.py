@@ -151,7 +151,8 @@ def test_alone_nothing_is_exchanged() -> None:
         ),
         (
             {"rows": 10, "shards": 8, "world": 2},
-            "10 rows of a step cannot be dealt out to 8 data shards: take 8 or 16 rows, or 1, 2, 5 or 10 shards",
+            "10 rows of a step cannot be dealt out to 8 data shards: "
+            "take 8 or 16 rows, or 1, 2, 5 or 10 shards",
         ),
         ({"rows": 0, "shards": 8, "world": 2}, "at least 1 each"),
     ],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from endstop.protocol.chat_encoding import ChatEncoder, cores_of
 from endstop.protocol.errors import RenderRefused
+from endstop.protocol.message_words import role_of
 from endstop.protocol.supervision import token_mask
 from endstop.protocol.tracked_text import tracked
 
@@ -209,28 +210,40 @@ class ChatRows:
 
 
 def chat_rows(
-    renderer: ChatRenderer, messages: Sequence[Any], max_length: int | None = None, **options: Any
+    renderer: ChatRenderer,
+    messages: Sequence[Any],
+    max_length: int | None = None,
+    *,
+    first_message: int = 0,
+    **options: Any,
 ) -> ChatRows:
     """Rows of a conversation. `options` are those of `ChatRenderer.render`.
 
     All turns in one row where the template allows it; where it rewrites earlier turns, one row for each turn.
     A turn for which it cannot be told what the model would have produced gives a refusal, not a guess.
+    Turns in front of message `first_message` are read, not trained on.
     """
     try:
         rendered = renderer.render(messages, **options)
         if rendered.mask is not None:
-            return ChatRows([_row(rendered, max_length)])
+            return ChatRows([_row(rendered, max_length, first_message)])
         samples = renderer.render_turns(messages, **options)
     except RenderRefused as error:
         return ChatRows([], [str(error)])
+    samples = samples[sum(role_of(message) == "assistant" for message in messages[:first_message]) :]
     rows = [_row(sample, max_length) for sample in samples if sample.mask is not None]
     refusals = [str(sample.refusal) for sample in samples if sample.mask is None]
     return ChatRows(rows, refusals, whole=False)
 
 
-def _row(rendered: Rendered, max_length: int | None) -> Row:
-    assert rendered.mask is not None
-    return row_from_mask(rendered.ids, rendered.mask, max_length)
+def _row(rendered: Rendered, max_length: int | None, first_message: int = 0) -> Row:
+    mask = rendered.mask
+    assert mask is not None
+    if first_message:
+        turns = [turn for turn in rendered.supervision.turns if turn.message >= first_message]
+        border = min((span[0] for turn in turns for span in turn.ranges), default=len(rendered.text))
+        mask = [int(bit and end > border) for bit, (_, end) in zip(mask, rendered.offsets, strict=True)]
+    return row_from_mask(rendered.ids, mask, max_length)
 
 
 @dataclass(frozen=True, slots=True)

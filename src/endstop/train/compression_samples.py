@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 NEWS = """\
-The harbour town of Merrow voted on Tuesday to reopen its old tramway, ending eleven years of argument \
-about who should pay for it. The council approved $48.6 million over four years by 23 votes to 17, after a \
-debate that ran past midnight and filled the public gallery twice.
+The harbour town of Merrow voted on Tuesday to reopen its old tramway, ending eleven years of \
+argument about who should pay for it. The council approved $48.6 million over four years by 23 votes \
+to 17, after a debate that ran past midnight and filled the public gallery twice.
 
-"We have spent more on studies than the first kilometre will cost," said deputy mayor Ilse Vantongeren, who \
-led the campaign. Opponents, most of them from the northern wards, said the line would serve visitors rather \
-than the people who live there. A poll published last week by the Merrow Courier put support at 52%, with \
-31% against and the rest undecided.
+"We have spent more on studies than the first kilometre will cost," said deputy mayor Ilse \
+Vantongeren, who led the campaign. Opponents, most of them from the northern wards, said the line \
+would serve visitors rather than the people who live there. A poll published last week by the Merrow \
+Courier put support at 52%, with 31% against and the rest undecided.
 
-Work on the depot is to begin in March. Engineers expect to replace 9,400 sleepers and to widen two bridges, \
-one of which has been closed to lorries since 2017. The first cars, ordered second-hand from a city in \
-Portugal, should run between the ferry terminal and the university by the autumn of next year; tickets will \
-cost $1.80, and children under twelve will travel free.
+Work on the depot is to begin in March. Engineers expect to replace 9,400 sleepers and to widen two \
+bridges, one of which has been closed to lorries since 2017. The first cars, ordered second-hand \
+from a city in Portugal, should run between the ferry terminal and the university by the autumn of \
+next year; tickets will cost $1.80, and children under twelve will travel free.
 
-Shares in the firm that won the contract rose 3.4 percent on Wednesday morning. Its chief executive declined \
-to comment on reports that a rival bidder would challenge the award in court.
+Shares in the firm that won the contract rose 3.4 percent on Wednesday morning. Its chief executive \
+declined to comment on reports that a rival bidder would challenge the award in court.
 """
 
 KOREAN = """\
-작은 항구 도시에 첫눈이 내린 것은 십일월의 마지막 날이었다. 새벽 시장의 상인들은 좌판 위에 쌓인 눈을 털어 내며 \
-서로의 안부를 물었고, 아이들은 학교에 가는 것도 잊은 채 골목마다 눈사람을 세웠다. 버스는 평소보다 이십 분쯤 늦게 \
-도착했지만 아무도 불평하지 않았다.
+작은 항구 도시에 첫눈이 내린 것은 십일월의 마지막 날이었다. 새벽 시장의 상인들은 좌판 위에 쌓인 눈을 \
+털어 내며 서로의 안부를 물었고, 아이들은 학교에 가는 것도 잊은 채 골목마다 눈사람을 세웠다. 버스는 \
+평소보다 이십 분쯤 늦게 도착했지만 아무도 불평하지 않았다.
 
-도서관의 김 선생님은 창가에 앉아 오래된 신문을 정리하고 있었다. 1978년의 기사에는 지금은 사라진 전차와 극장의 사진이 \
-실려 있었다. "그때는 모두가 서로의 이름을 알았지요." 그는 웃으며 말했다. 사진 속의 사람들은 두꺼운 외투를 입고 같은 \
-방향을 바라보고 있었는데, 무엇을 보고 있었는지는 어디에도 적혀 있지 않았다.
+도서관의 김 선생님은 창가에 앉아 오래된 신문을 정리하고 있었다. 1978년의 기사에는 지금은 사라진 \
+전차와 극장의 사진이 실려 있었다. "그때는 모두가 서로의 이름을 알았지요." 그는 웃으며 말했다. 사진 \
+속의 사람들은 두꺼운 외투를 입고 같은 방향을 바라보고 있었는데, 무엇을 보고 있었는지는 어디에도 적혀 \
+있지 않았다.
 
-점심 무렵 눈이 그치자 바다 위로 햇빛이 쏟아졌다. 등대까지 이어지는 길은 아직 미끄러웠으나, 시청은 오후 세 시까지 \
-제설 작업을 마치겠다고 밝혔다. 내일 아침 기온은 영하 4도까지 내려갈 것으로 예상되며, 주말에는 다시 맑은 날씨가 \
-이어질 것이라고 기상청은 전했다.
+점심 무렵 눈이 그치자 바다 위로 햇빛이 쏟아졌다. 등대까지 이어지는 길은 아직 미끄러웠으나, 시청은 \
+오후 세 시까지 제설 작업을 마치겠다고 밝혔다. 내일 아침 기온은 영하 4도까지 내려갈 것으로 예상되며, \
+주말에는 다시 맑은 날씨가 이어질 것이라고 기상청은 전했다.
 """
 
 CODE = '''\
@@ -105,21 +106,23 @@ Check by hand: $17 \times 24 = 408$, $408 / 16 = 25.5$, and $\sqrt{650.25} = 25.
 """
 
 SCIENCE = """\
-Photosynthesis begins when a pigment absorbs a photon. In the thylakoid membrane of a chloroplast, chlorophyll \
-a absorbs most strongly near 430 nm and 662 nm; the energy is passed from one antenna molecule to the next \
-within about a picosecond until it reaches a reaction centre. There an electron is moved to an acceptor, and \
-the hole it leaves is filled by splitting water: 2 H2O → O2 + 4 H+ + 4 e-. Four photons are needed for each \
-molecule of oxygen at photosystem II, and four more at photosystem I.
+Photosynthesis begins when a pigment absorbs a photon. In the thylakoid membrane of a chloroplast, \
+chlorophyll a absorbs most strongly near 430 nm and 662 nm; the energy is passed from one antenna \
+molecule to the next within about a picosecond until it reaches a reaction centre. There an electron \
+is moved to an acceptor, and the hole it leaves is filled by splitting water: 2 H2O → O2 + 4 H+ + 4 \
+e-. Four photons are needed for each molecule of oxygen at photosystem II, and four more at \
+photosystem I.
 
-The protons that are released, together with those pumped by the cytochrome b6f complex, build a gradient of \
-roughly three pH units across the membrane. ATP synthase lets them flow back and makes one molecule of ATP for \
-every 14/3 protons, as its ring of c-subunits has fourteen members in spinach. NADP+ reductase uses the \
-electrons to make NADPH.
+The protons that are released, together with those pumped by the cytochrome b6f complex, build a \
+gradient of roughly three pH units across the membrane. ATP synthase lets them flow back and makes \
+one molecule of ATP for every 14/3 protons, as its ring of c-subunits has fourteen members in \
+spinach. NADP+ reductase uses the electrons to make NADPH.
 
-In the stroma, ribulose-1,5-bisphosphate carboxylase/oxygenase (RuBisCO) fixes carbon dioxide at a mere 3 to \
-10 molecules per second. About one reaction in four goes astray with oxygen instead, which costs the plant \
-energy; C4 grasses such as maize concentrate CO2 around the enzyme and avoid most of that loss. A hectare of \
-maize can bind 20 t of carbon dioxide in a single summer (σ ≈ 3 t between fields), at temperatures of 25–35 °C.
+In the stroma, ribulose-1,5-bisphosphate carboxylase/oxygenase (RuBisCO) fixes carbon dioxide at a \
+mere 3 to 10 molecules per second. About one reaction in four goes astray with oxygen instead, which \
+costs the plant energy; C4 grasses such as maize concentrate CO2 around the enzyme and avoid most of \
+that loss. A hectare of maize can bind 20 t of carbon dioxide in a single summer (σ ≈ 3 t between \
+fields), at temperatures of 25–35 °C.
 """
 
 SAMPLES = {"news": NEWS, "korean": KOREAN, "code": CODE, "maths": MATHS, "science": SCIENCE}

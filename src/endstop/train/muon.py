@@ -27,7 +27,7 @@ _CPU_SIDE, _STACK_ELEMENTS = 256, 2**26
 def orthogonalized(
     stack: Tensor, *, steps: int = 5, eps: float = 1e-7, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Each matrix of a stack [N, rows, columns] brought near to U V^T of its singular value decomposition.
+    """Each matrix of a stack [N, rows, columns], or one [rows, columns], brought near to U V^T of its SVD.
 
     A quintic Newton-Schulz iteration in `dtype`; singular values end between about 0.5 and 1.5. The result
     has `dtype`. Equal to what `torch.optim.Muon` computes for each matrix in bfloat16.
@@ -36,9 +36,10 @@ def orthogonalized(
     tall = stack.shape[-2] > stack.shape[-1]
     x = (stack.mT if tall else stack).to(dtype)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    product = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -99,6 +100,8 @@ class Muon(torch.optim.Muon):
         """This process's part of each orthogonalised matrix; all have one shape."""
         dtype = self.newton_schulz_dtype
         if not isinstance(updates[0], DTensor):
+            if len(updates) == 1:
+                return [orthogonalized(updates[0], dtype=dtype)]
             return list(orthogonalized(torch.stack(updates), dtype=dtype).unbind())
         sharded: list[Any] = updates
         mesh, placements = sharded[0].device_mesh, sharded[0].placements

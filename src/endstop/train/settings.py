@@ -176,6 +176,26 @@ class StageSettings:
         return typing.cast(StageSettings, _read(cls, value, "settings"))
 
 
+def default_settings(stage: Stage, init_from: str | None = None, *, steps: int) -> StageSettings:
+    """A stage of so many steps with nanochat's rates and schedule of October 2025 (Karpathy).
+
+    SFT begins with a fiftieth of the rates, which fall to 0. Without `init_from` a new model is made.
+    """
+    schedules = {
+        "base": ScheduleSettings(),
+        "mid": ScheduleSettings(),
+        "sft": ScheduleSettings(initial_fraction=0.02, warmdown_fraction=1.0),
+    }
+    return StageSettings(
+        stage,
+        model=ModelSettings() if init_from is None else None,
+        init_from=init_from,
+        steps=steps,
+        batch_tokens=524_288 if stage != "sft" else 65_536,
+        schedule=schedules[stage],
+    )
+
+
 # May change between the parts of a run: how long it is, when it looks around, and what it runs on.
 HARMLESS = {
     "steps",

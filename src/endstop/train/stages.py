@@ -81,12 +81,14 @@ def run_base(
 
     def data(vocabulary: Vocabulary) -> StageData:
         from endstop.train.data.document_loader import DocumentLoader
-        from endstop.train.tokenizer_training import encode_documents
+        from endstop.train.document_encoding import encode_documents
+
+        encode = encode_documents(vocabulary.directory)
 
         def loader(source: Any, rows: int, shards: int, who: Process) -> DocumentLoader:
             return DocumentLoader(
                 source,
-                encode_documents(vocabulary.directory),
+                encode,
                 vocabulary.border,
                 row_length=settings.row_length,
                 rows_per_step=rows,
@@ -101,11 +103,12 @@ def run_base(
             )
 
         own = loader(documents, settings.rows, settings.data_shards, process)
+        faulty = _batch_fault(own, settings, vocabulary)
         held_out: list[TokenBatch] = []
         if validation is not None:
             held_out = loader(validation, settings.validation_rows, 1, ALONE).next_step()
         probes = [Probe([vocabulary.border])] * settings.samples
-        return StageData(own, held_out, probes, own.mixture.sources())
+        return StageData(faulty, held_out, probes, own.mixture.sources())
 
     return run_stage(settings, run, data, process=process, resume=resume, report=report)
 
@@ -116,15 +119,14 @@ def run_chat(
     conversations: Any,
     *,
     validation: Any = None,
-    transform: Callable[[Row], Row] | None = None,
     process: Process = ALONE,
     resume: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Train on conversations (mid, SFT): only what the assistant says, unless `settings.masked` is off.
 
-    conversations, validation: a `Mixture` or source of lists of messages. transform: changes the labels of a
-    row, to train a fault on purpose; without one every turn must have its end supervised.
+    conversations, validation: a `Mixture` or source of lists of messages. Every turn must have its end
+    supervised, unless a fault is trained on purpose (`settings.pathology`).
     """
 
     def data(vocabulary: Vocabulary) -> StageData:
@@ -153,6 +155,7 @@ def run_chat(
             )
 
         mixture = as_mixture(conversations)
+        transform = _row_fault(settings, vocabulary)
         found = check_labels(mixture, renderer, vocabulary, settings, transform)
         own = loader(mixture, settings.rows, settings.data_shards, process, transform)
         held_out: list[TokenBatch] = []
@@ -281,7 +284,9 @@ def _begin(
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
         load_training_state(before / "training", model, optimizers)
     if process.main:
-        cut_metrics(directory.metrics, position.step)
+        # Without a checkpoint even the evaluation before the first step comes again.
+        cut_metrics(directory.metrics, position.step if newest is not None else -1)
+        write_json(directory.settings, settings.to_json())
     return position
 
 
@@ -320,9 +325,9 @@ def check_labels(
     Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
     """
     rows: list[Row] = []
-    for row, rendered in _first_rows(conversations, renderer, settings, AUDITED):
-        if not rows and logger.isEnabledFor(logging.INFO) and rendered is not None:
-            _show(rendered)
+    for row, messages in _first_rows(conversations, renderer, settings, AUDITED):
+        if not rows and logger.isEnabledFor(logging.INFO):
+            _show(messages, renderer)
         rows.append(row if transform is None else transform(row))
     found = audit(
         rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
@@ -341,7 +346,7 @@ def check_labels(
 
 def _first_rows(
     conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
-) -> Iterable[tuple[Row, Sequence[Any] | None]]:
+) -> Iterable[tuple[Row, Sequence[Any]]]:
     order = conversations.order(settings.seed)
     for number in range(min(count, len(conversations))):
         place = order[number]
@@ -352,9 +357,40 @@ def _first_rows(
             yield row, messages
 
 
-def _show(messages: Sequence[Any]) -> None:
-    """The first conversation with what is supervised in colour, for the person who trains."""
-    logger.info("first conversation: %s", messages)
+def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
+    """The first conversation on stderr with what is supervised in colour, for the person who trains."""
+    from rich.console import Console
+
+    from endstop.view.conversation import rendered_text
+
+    Console(stderr=True, highlight=False, markup=False).print(
+        rendered_text(renderer.render(messages)), soft_wrap=True
+    )
+
+
+def _row_fault(settings: StageSettings, vocabulary: Vocabulary) -> Callable[[Row], Row] | None:
+    """What a pathology does to the rows of conversations."""
+    if settings.pathology is None:
+        return None
+    from endstop.train.pathologies import Pathology, row_fault
+
+    ends = vocabulary.events.ids_of("turn_end")
+    written = vocabulary.stops.terminator
+    ends.sort(key=lambda token_id: token_id != written)
+    return row_fault(Pathology.parse(settings.pathology), ends)
+
+
+def _batch_fault(loader: Loader, settings: StageSettings, vocabulary: Vocabulary) -> Loader:
+    """A loader of documents as a pathology makes it."""
+    if settings.pathology is None:
+        return loader
+    from endstop.train.pathologies import FaultyLoader, Pathology, batch_fault
+
+    pad = vocabulary.tokenizer.pad_token_id
+    fault = batch_fault(
+        Pathology.parse(settings.pathology), vocabulary.border, vocabulary.border if pad is None else pad
+    )
+    return FaultyLoader(loader, fault)
 
 
 def _check_length(settings: StageSettings, decoder: Decoder) -> None:

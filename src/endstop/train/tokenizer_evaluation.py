@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from endstop.protocol.model_files import parse_object, read_text
+from endstop.protocol.resolve import is_offline
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.train.compression_samples import SAMPLES
 from endstop.train.document_encoding import Encode, encode_documents
@@ -126,12 +128,25 @@ def bits_per_byte(total_nats: float, total_bytes: int) -> float:
     return total_nats / (math.log(2) * total_bytes) if total_bytes else math.inf
 
 
+def first_characters(documents: Iterable[str], characters: int) -> list[str]:
+    """The first documents, as many characters of them as asked for."""
+    kept: list[str] = []
+    for text in documents:
+        if characters <= 0:
+            break
+        kept.append(text[:characters])
+        characters -= len(text)
+    return kept
+
+
 def _tiktoken(name: str) -> tuple[Encode, int] | str:
     """How to encode with a vocabulary of tiktoken, and its size; or why it cannot be had."""
     try:
         import tiktoken
     except ModuleNotFoundError:
         return "tiktoken is not installed"
+    if is_offline() and not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        return "offline, and TIKTOKEN_CACHE_DIR names no folder that has its file"
     found: list[tuple[Encode, int] | str] = []
 
     def load() -> None:

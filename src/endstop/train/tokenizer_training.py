@@ -7,19 +7,21 @@ pairs equally frequent the one with the lower ids.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from endstop.models.directory import whole_directory
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.tokenbytes import byte_level_alphabet
 from endstop.train.chat_format import BOS, SPECIAL_TOKENS, tokenizer_files
+from endstop.train.data.records import BadDocument
 
 Engine = Literal["auto", "tokenizers", "rustbpe"]
 Merge = tuple[bytes, bytes]
@@ -41,6 +43,14 @@ SPLIT_PATTERN = (
 _PIECE_CHARS = 100_000
 
 _log = logging.getLogger(__name__)
+
+
+class Documents(Protocol):
+    """Documents by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> str: ...
 
 
 @dataclass(slots=True)
@@ -168,6 +178,28 @@ def tokenizer_json(merges: Iterable[Merge]) -> dict[str, Any]:
             "merges": [list(pair) for pair in spelled],
         },
     }
+
+
+def interleaved(
+    sources: Sequence[Documents], unreadable: Callable[[BadDocument], None] | None = None
+) -> Iterator[str]:
+    """The documents of several sources, each spread evenly over the whole, so that a limit cuts all alike.
+
+    A document that cannot be read is left out and told to `unreadable`.
+    """
+
+    def places(number: int) -> Iterator[tuple[float, int, int]]:
+        size = len(sources[number])
+        return (((index + 0.5) / size, number, index) for index in range(size))
+
+    for _, number, index in heapq.merge(*map(places, range(len(sources)))):
+        try:
+            text = sources[number][index]
+        except BadDocument as error:
+            if unreadable is not None:
+                unreadable(error)
+            continue
+        yield text
 
 
 def save_tokenizer(content: Mapping[str, Any], directory: str | Path, *, replace: bool = False) -> None:

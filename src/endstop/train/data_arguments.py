@@ -1,0 +1,148 @@
+"""Data as it is spelled on the command line and in presets: `PLACE[@COUNT][*WEIGHT]`.
+
+PLACE is a file or folder, `hub:OWNER/NAME` (streamed), `tasks` for all synthetic tasks or one task's name.
+COUNT takes only so many documents of a file, makes so many of a task, and is one epoch of a stream. WEIGHT is
+how often the source is gone through while a source of weight 1 is gone through once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from endstop.protocol.errors import EndstopError
+from endstop.train.data.mixture import Mixture, Part
+
+Kind = Literal["texts", "conversations"]
+HELD_OUT = 1000
+"""At most so many documents, and at most a hundredth, of a file are kept for validation."""
+
+_EXAMPLES, _TEST_EXAMPLES = 50_000, 1000
+_ARGUMENT = re.compile(r"(?P<place>.+?)(?:@(?P<count>\d+))?(?:\*(?P<weight>\d+(?:\.\d+)?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DataArgument:
+    """One source as it was asked for."""
+
+    place: str
+    count: int | None = None
+    weight: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> DataArgument:
+        """From `PLACE[@COUNT][*WEIGHT]`; ValueError where it is none."""
+        match = _ARGUMENT.fullmatch(text.strip())
+        if match is None or match["count"] == "0":
+            raise ValueError(f"data is named as PLACE[@COUNT][*WEIGHT], got {text!r}")
+        count = None if match["count"] is None else int(match["count"])
+        return cls(match["place"], count, 1.0 if match["weight"] is None else float(match["weight"]))
+
+
+class Slice:
+    """Documents `start` to `stop` of a source with random access."""
+
+    def __init__(self, source: Any, start: int, stop: int) -> None:
+        self._source, self._start, self._stop = source, start, stop
+        self.name = getattr(source, "name", "source")
+        self.licence, self.origin = getattr(source, "licence", None), getattr(source, "origin", None)
+
+    @property
+    def blocks(self) -> Sequence[int] | None:
+        """Where the blocks of the source begin, as far as they lie in the slice; see `mixture.Finite`."""
+        blocks = getattr(self._source, "blocks", None)
+        if blocks is None:
+            return None
+        inside = [border for border in blocks if self._start < border < self._stop]
+        return [border - self._start for border in (self._start, *inside, self._stop)]
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        return self._source[self._start + index]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is trained on, and what is held out of the same sources."""
+
+    train: Mixture
+    validation: Mixture | None
+
+
+def open_data(
+    arguments: Sequence[str], kind: Kind, *, seed: int = 0, validation: Sequence[str] | None = None
+) -> Split:
+    """The sources of a stage.
+
+    validation: sources of their own to evaluate on; without them the tasks' test side and the last documents
+    of files are. Streams are not held out from. Raises EndstopError for sources that cannot be opened.
+    """
+    if not arguments:
+        raise EndstopError("there is no data to train on: name it with --data.")
+    train, held_out = [], []
+    for argument in map(DataArgument.parse, arguments):
+        own, rest = _opened(argument, kind, seed, hold_out=validation is None)
+        train.append(Part(own, argument.weight))
+        if rest is not None:
+            held_out.append(Part(rest, 1.0))
+    if validation is not None:
+        for argument in map(DataArgument.parse, validation):
+            own, rest = _opened(argument, kind, seed, hold_out=False, test=True)
+            held_out.append(Part(own if rest is None else rest, argument.weight))
+    return Split(Mixture(train), Mixture(held_out) if held_out else None)
+
+
+def _opened(
+    argument: DataArgument, kind: Kind, seed: int, *, hold_out: bool, test: bool = False
+) -> tuple[Any, Any | None]:
+    """A source, and what is held out of it."""
+    place, count = argument.place, argument.count
+    if place.startswith("hub:"):
+        return _hub(place.removeprefix("hub:"), kind, count), None
+    path = Path(place)
+    if not path.exists():
+        made = _tasks(place, kind)
+        if made is None:
+            raise EndstopError(
+                f"{place} is no file, no folder and no task; hub:OWNER/NAME streams from the Hub."
+            )
+        tests = made(seed, "test", count if test and count else _TEST_EXAMPLES)
+        return (tests, None) if test else (made(seed, "train", count or _EXAMPLES), tests)
+    from endstop.train.data.sources import open_chat_source, open_text_source
+
+    source: Any = open_text_source(path) if kind == "texts" else open_chat_source(path)
+    size = len(source) if count is None else min(count, len(source))
+    kept = min(HELD_OUT, size // 100) if hold_out else 0
+    if not kept:
+        return (source if size == len(source) else Slice(source, 0, size)), None
+    return Slice(source, 0, size - kept), Slice(source, size - kept, size)
+
+
+def _hub(name: str, kind: Kind, count: int | None) -> Any:
+    from endstop.train.data.sources import hub_chats, hub_texts
+
+    repository, _, config = name.partition(":")
+    if count is None:
+        raise EndstopError(f"hub:{name} needs the number of its documents: hub:{name}@1000000.")
+    opened = hub_texts if kind == "texts" else hub_chats
+    return opened(repository, documents=count, config=config or None)
+
+
+def _tasks(name: str, kind: Kind) -> Callable[[int, Any, int], Any] | None:
+    """Makes a source of synthetic tasks from (seed, split, size); None where no task has the name."""
+    from endstop.train.tasks.registry import SYNTHETIC, registry
+    from endstop.train.tasks.sources import GeneratedCorpus, TaskSource
+
+    names = [task.name for task in SYNTHETIC] if name == "tasks" else [name]
+    if not set(names) <= set(registry):
+        return None
+    weights = dict.fromkeys(names, 1.0)
+    made = GeneratedCorpus if kind == "texts" else TaskSource
+    return lambda seed, split, size: made(weights, seed=seed, split=split, size=size, name=name)

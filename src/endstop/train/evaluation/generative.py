@@ -1,0 +1,143 @@
+"""Answering freely: each question is sampled through the engine, calculator included, and judged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from endstop.protocol.errors import EndstopError
+from endstop.protocol.params import SamplingParams
+from endstop.train.evaluation.chat_tasks import ChatTask
+from endstop.train.evaluation.rendered import Asked
+from endstop.train.evaluation.scoring import Progress
+from endstop.train.evaluation.stop_summary import NATURAL_STOPS, AnswerRecord
+from endstop.train.evaluation.teacher import p_stop_along
+from endstop.train.tasks.example import visible
+
+if TYPE_CHECKING:
+    from endstop.runtime.engine import Engine
+    from endstop.runtime.results import CompletionOutput
+
+# Where the length of the right answer says nothing about that of the model's.
+OPEN_ANSWER_TOKENS = 512
+_ROOM = 32
+
+
+def answer(
+    engine: Engine,
+    task: ChatTask,
+    asked: Sequence[Asked],
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    teacher_forced: bool = True,
+    progress: Progress | None = None,
+) -> list[AnswerRecord]:
+    """`samples` answers to each question, in the order of the questions.
+
+    Args:
+        max_tokens: limit of an answer. None is the task's own, else twice the right answer and 32 more where
+            that is the only right one, else OPEN_ANSWER_TOKENS; never more than the window leaves.
+        seed: fixes every draw, together with the task's name and the question's number.
+        teacher_forced: measure P(stop) along the right answer, too.
+
+    Raises EndstopError where a row fails (weights that are no numbers, say).
+    """
+    params = [
+        SamplingParams(
+            n=samples,
+            temperature=temperature,
+            top_k=top_k,
+            max_tokens=max_tokens or _limit(task, question),
+            seed=_seed(seed, task.name, question.index),
+        )
+        for question in asked
+    ]
+    done = 0
+
+    def count(_: object) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, len(asked))
+
+    results = engine.generate([question.prompt_ids for question in asked], params, on_output=count)
+    forced = _forced(engine, asked) if teacher_forced else [(None, None)] * len(asked)
+    return [
+        _record(engine, task, question, output, p_stop)
+        for question, result, p_stop in zip(asked, results, forced, strict=True)
+        for output in result.outputs
+    ]
+
+
+def _limit(task: ChatTask, question: Asked) -> int:
+    if task.max_tokens is not None:
+        return task.max_tokens
+    example = question.example
+    if not example.ends and question.gold_tokens:
+        return question.gold_tokens
+    if question.gold_tokens is not None and example.only:
+        return 2 * question.gold_tokens + _ROOM
+    return OPEN_ANSWER_TOKENS
+
+
+def _seed(seed: int, task: str, index: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{task}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _forced(engine: Engine, asked: Sequence[Asked]) -> list[tuple[float | None, float | None]]:
+    """P(stop) behind the right answer, and its largest value in front of a token that is the model's own."""
+    window = engine.context_len
+    fit = [
+        question
+        for question in asked
+        if question.gold_ids is not None
+        and question.example.ends
+        and (window is None or len(question.prompt_ids) + len(question.gold_ids) <= window)
+    ]
+    along = p_stop_along(
+        engine, [question.prompt_ids for question in fit], [question.gold_ids or [] for question in fit]
+    )
+    found: dict[int, tuple[float | None, float | None]] = {}
+    for question, values in zip(fit, along, strict=True):
+        own = [value for value, mine in zip(values, question.gold_mask, strict=False) if mine]
+        found[question.index] = (values[-1], max(own, default=None))
+    return [found.get(question.index, (None, None)) for question in asked]
+
+
+def _record(
+    engine: Engine,
+    task: ChatTask,
+    question: Asked,
+    output: CompletionOutput,
+    p_stop: tuple[float | None, float | None],
+) -> AnswerRecord:
+    if output.stop_kind == "error":
+        raise EndstopError(f"an answer failed: {output.error or 'the model gave no numbers'}.")
+    example, gold = question.example, visible(question.example.gold)
+    correct = task.right(example, output.text)
+    ids = output.generated_token_ids
+    ended = output.stop_kind in NATURAL_STOPS and bool(ids) and ids[-1] in engine.stops.ids
+    return AnswerRecord(
+        task=task.name,
+        index=question.index,
+        sample=output.index,
+        prompt=visible(example.messages[-1]["content"]),
+        output=output.text,
+        gold=gold,
+        finish_reason=output.finish_reason,
+        stop_kind=output.stop_kind,
+        tokens=len(ids) - ended,
+        gold_tokens=question.gold_tokens,
+        correct=correct,
+        content_ok=correct or (example.only and output.text.startswith(gold)),
+        only=example.only,
+        ends=example.ends,
+        p_stop_at_gold=p_stop[0],
+        p_stop_before_gold=p_stop[1],
+    )
