@@ -25,6 +25,9 @@ def _option(panel: str, *names: str, text: str, **more: Any) -> Any:
 
 
 RL = OptionGroup(
+    preset=Annotated[
+        str | None, _option("Model", "--preset", text="Begin with the numbers of tiny, d12, d20 or d32.")
+    ],
     init_from=Annotated[
         str | None,
         _option("Model", "--init-from", text="A model to begin with; by default the run's SFT model."),
@@ -145,10 +148,13 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
     """
     from dataclasses import replace
 
+    from endstop.train.presets import preset as preset_named
     from endstop.train.rl_settings import RLSettings
+    from endstop.train.settings import StageSettings
     from endstop.train.tasks.registry import HARD, task_named
 
     changes = dict(given)
+    preset = changes.pop("preset", None)
     if "tasks" in changes:
         named = changes["tasks"]
         names = [name for each in named for name in ([t.name for t in HARD] if each == "hard" else [each])]
@@ -163,7 +169,15 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
         raise ValueError("name what is asked: --task calc-hard, say; `--task hard` is all the harder tasks")
     if "init_from" not in changes:
         changes["init_from"] = str(run.predecessor("rl"))
-    return RLSettings(**changes)
+    defaults: dict[str, Any] = {}
+    if preset is not None:
+        numbers = preset_named(preset).rl
+        defaults = {name: getattr(numbers, name) for name in ("steps", "questions", "samples", "max_tokens")}
+        defaults |= {"lr_fraction": numbers.rate, "optimizer": preset_named(preset).sft.optimizer}
+    elif run.stage("sft").settings.exists():
+        # The rates that suit a model are those that it was trained with.
+        defaults["optimizer"] = StageSettings.from_json(run.stage("sft").read_settings()).optimizer
+    return RLSettings(**{**defaults, **changes})
 
 
 @contextmanager
