@@ -17,6 +17,7 @@ import torch
 
 from endstop.models.load import load_model
 from endstop.protocol.errors import EndstopError
+from endstop.train.distributed import Process
 from endstop.train.metrics_log import read_metrics
 from endstop.train.questions import TaskQuestions
 from endstop.train.rl import RLProgress, train_rl
@@ -24,6 +25,7 @@ from endstop.train.rl_settings import RLSettings
 from endstop.train.rollouts import Question
 from endstop.train.run_directory import RunDirectory
 from endstop.train.tasks.registry import task_named
+from tests.train.processes import run_processes
 from tests.train.tiny_policy import BOS, END, chat_renderer, question, save_chat_model, tiny_decoder
 
 
@@ -217,6 +219,26 @@ def test_questions_come_from_tasks_in_turn_and_are_always_the_same(start: Path) 
     assert calc.gold_ids[-1] == END
     with pytest.raises(EndstopError, match="at least one task"):
         TaskQuestions([], renderer)
+
+
+def train_with_others(process: Process, start: str, place: str) -> None:
+    directory = Path(start)
+    asked = Asked(directory, lambda text: len(text) < 3)
+    train_rl(RunDirectory(Path(place)), settings_of(directory, steps=3), process=process, questions=asked)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_questions_and_train_as_one(start: Path, tmp_path: Path) -> None:
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    train_rl(one, settings_of(start, steps=3), questions=Asked(start, lambda text: len(text) < 3))
+    run_processes(2, train_with_others, str(start), str(two.path))
+    for a, b in zip(lines_of(one, "train"), lines_of(two, "train"), strict=True):
+        numbers = {name: value for name, value in a.items() if name != "kind"}
+        assert numbers == pytest.approx({name: b[name] for name in numbers}, rel=1e-4, abs=1e-5)
+    assert [line["step"] for line in lines_of(two, "eval")] == [0, 3]
+    a, b = (load_model(run.stage("rl").model).state_dict() for run in (one, two))
+    for name, value in a.items():
+        torch.testing.assert_close(b[name], value, rtol=1e-3, atol=2e-4)
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
