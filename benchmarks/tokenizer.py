@@ -3,9 +3,9 @@
     python benchmarks/tokenizer.py [--megabytes 20] [--vocab 4096 32768] [--threads 1] [--json FILE]
 
 The text is Python's own: the sources of the standard library and the topics of pydoc, in documents of at
-most 10,000 characters. One run, interleaved: in every repetition each contender does the same work once, in an
-order that rotates, so that whatever else the machine does meets all of them. Reported are medians; a ratio is
-the median over repetitions of (their seconds / endstop's seconds), so above 1 endstop is faster.
+most 10,000 characters. One run, interleaved: in every repetition each contender does the same work once, in
+an order that rotates, so that whatever else the machine does meets all of them. Reported are medians; a ratio
+is the median over repetitions of (their seconds / endstop's seconds), so above 1 endstop is faster.
 
 `rustbpe` is its trainer and reading the ranks from it, without a tokenizer.json, checks or special tokens.
 Every trainer learns the same merges, every encoder gives the same ids: both are checked.

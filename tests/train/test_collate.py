@@ -49,7 +49,7 @@ def lists(batch: dict[str, torch.Tensor], name: str) -> list[list[int]]:
 def said(collator: ChatCollator, batch: dict[str, torch.Tensor]) -> list[str]:
     """What is supervised in each row, as text."""
     return [
-        collator.tokenizer.decode([i for i in row if i != IGNORE], skip_special_tokens=False)
+        collator._tokenizer.decode([i for i in row if i != IGNORE], skip_special_tokens=False)
         for row in lists(batch, "labels")
     ]
 
@@ -153,6 +153,15 @@ def test_B19_the_terminator_is_what_the_template_writes_not_the_tokenizers_eos()
     assert said(collator, batch) == ["yes<end_of_turn>no<end_of_turn>"]
     assert lists(batch, "input_ids")[0].count(end) == 4
     assert counted(collator, batch, [end]).supervised_stop_rate == 1.0
+
+
+def test_B19_a_tokenizer_alone_gives_the_terminator_of_its_template() -> None:
+    chosen = transformers_tokenizer(FAMILIES["gemma"], "<bos>", "<eos>")
+    ends = {chosen.eos_token_id, chosen.convert_tokens_to_ids("<end_of_turn>")}
+    collator = ChatCollator(chosen)
+    assert collator.stop_ids == ends
+    batch = collator([{"prompt": "a", "completion": "b<end_of_turn>\n"}, {"prompt": "a", "completion": "b"}])
+    assert said(collator, batch) == ["b<end_of_turn>", "b<eos>"]
 
 
 def test_B21_a_newline_behind_the_terminator_is_no_reason_for_a_second_one() -> None:
@@ -268,7 +277,7 @@ def test_tools_are_given_to_the_template() -> None:
     given = collator([{"messages": messages, "tools": tools}])
     written = collator([{"messages": messages, "tools": json.dumps(tools)}])
     assert lists(given, "input_ids") == lists(written, "input_ids")
-    text = collator.tokenizer.decode(lists(given, "input_ids")[0])
+    text = collator._tokenizer.decode(lists(given, "input_ids")[0])
     assert "The weather in a city" in text
     [supervised] = said(collator, given)
     assert supervised.count("<|im_end|>") == 2
@@ -423,7 +432,7 @@ def test_the_trainer_of_transformers_learns_to_stop(
         names = SPECIALS.get(family, ("<s>", "<|im_end|>"))
         chosen = transformers_tokenizer(FAMILIES[family], *names)
     collator = ChatCollator(chosen, pack_length=pack_length)
-    model = tiny(collator.tokenizer.vocab_size).train()
+    model = tiny(collator._tokenizer.vocab_size).train()
     examples = [
         {"messages": TURNS},
         {"messages": TURNS[:2]},
@@ -464,7 +473,7 @@ def test_the_trainer_of_trl_takes_examples_as_they_are(tmp_path: Path) -> None:
     chosen = transformers_tokenizer(FAMILIES["chatml"], pad_token="<|im_end|>")
     collator = ChatCollator(chosen)
     trainer = trl.SFTTrainer(
-        model=tiny(collator.tokenizer.vocab_size).train(),
+        model=tiny(collator._tokenizer.vocab_size).train(),
         args=trl.SFTConfig(
             output_dir=str(tmp_path),
             max_steps=2,
@@ -487,3 +496,17 @@ def test_the_trainer_of_trl_takes_examples_as_they_are(tmp_path: Path) -> None:
     assert len(losses) == 2
     assert all(0 < loss < 20 for loss in losses)
     assert collator.so_far.examples == 4
+
+
+def test_the_example_of_the_documentation_runs(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    page = Path(__file__).parents[2] / "docs" / "training_rows.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    tiny(280).save_pretrained(tmp_path / "model")
+    for file in directory.iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(page), "exec"), {"path": "model"})
+    assert "CollatedSoFar(examples=6, rows=6, cut_rows=0" in capsys.readouterr().out

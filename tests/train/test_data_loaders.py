@@ -15,6 +15,7 @@ from endstop.train.data.chat_loader import ChatLoader
 from endstop.train.data.document_loader import DocumentLoader
 from endstop.train.data.mixture import Mixture
 from endstop.train.data.sources import BadDocument
+from endstop.train.data.statistics import combined
 from tests.train.data_cases import chat, encode, renderer, rows_of, token
 from tests.train.test_data_mixture import Numbers
 
@@ -318,3 +319,18 @@ def test_padding_is_masked_by_its_place_even_with_a_stop_id():
 def test_render_options_reach_the_template():
     with pytest.raises(EndstopError):
         chat_loader([chat("a", "b")], options={"continue_final_message": "nowhere"}).next_step()
+
+
+@pytest.mark.parametrize("name", ["crop", "keep-ends", "chat"])
+def test_statistics_of_all_processes_are_those_of_one(name):
+    one = LOADERS[name]()
+    two = [LOADERS[name](rank=rank, world=2) for rank in range(2)]
+    for _ in range(5):
+        for loader in (one, *two):
+            loader.next_step()
+    together = combined([loader.statistics() for loader in two])
+    expected = one.statistics()
+    assert together.pop("refusals", {}) == expected.pop("refusals", {})
+    assert together == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no statistics"):
+        combined([])

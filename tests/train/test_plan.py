@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from endstop.cli.app import app
-from endstop.cli.train_plan import duration, short
+from endstop.cli.train_plan import duration
 from endstop.train.hardware import COMMON, DEVICES, machine
 from endstop.train.model_shapes import llama_config, nanochat_config, new_model
 from endstop.train.plan import (
@@ -22,6 +22,7 @@ from endstop.train.plan import (
     plan,
 )
 from endstop.train.presets import PREDECESSOR, PRESETS, preset
+from endstop.train.tables import short
 
 HOUR = 3600.0
 

@@ -132,6 +132,7 @@ def test_train_tokenizer_refuses_what_cannot_be(endstop: Run, corpus: Path, home
     (home / "latin.txt").write_bytes(b"caf\xe9 " * 40)
     broken = endstop("train", "tokenizer", "--out", "t", "--data", "latin.txt", "--vocab-size", "270")
     assert broken.returncode == 1
+    assert "every document is empty. 1 document cannot be read, the first because: latin.txt" in broken.stderr
     skipped = endstop(
         *("train", "tokenizer", "--out", "t", "--data", "latin.txt", "--data", "more.txt", "--json"),
         *("--vocab-size", "9000", "--smaller"),

@@ -77,6 +77,7 @@ def test_both_engines_learn_the_same_merges_from_real_text(vocab_size: int) -> N
     assert first == second
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text(st.sampled_from("ab ca1\n한é'st"), min_size=1, max_size=60), min_size=1, max_size=8),
     st.integers(0, 60),
@@ -168,7 +169,7 @@ def test_without_rustbpe_the_other_engine_is_chosen(monkeypatch: pytest.MonkeyPa
 # Encoding for training
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from([*SPECIAL_TOKENS, "<|", "|>", KOREAN, "  12345\n\n"]), st.text())).map(
         "".join
@@ -204,6 +205,18 @@ def test_documents_are_encoded_from_a_directory_with_nothing_added(directory: Pa
 def test_both_engines_encode_real_text_alike(content: dict[str, Any]) -> None:
     fast = encode_documents(content, engine="tiktoken", threads=2)
     assert fast(real_texts()) == encode_documents(content, engine="tokenizers")(real_texts())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.text(st.sampled_from("aab 1\n한é't"), max_size=60), min_size=1, max_size=8),
+    st.text(st.sampled_from("aab 1\n한é'tc"), max_size=60),
+    st.integers(0, 80),
+)
+def test_what_tiktoken_joins_is_what_the_merges_join(texts: list[str], text: str, merges: int) -> None:
+    learned = train_tokenizer([*texts, "a"], 265 + merges, allow_smaller=True)
+    [fast, plain] = [encode_documents(learned, engine=engine) for engine in ("tiktoken", "tokenizers")]
+    assert fast([text, *texts]) == plain([text, *texts])
 
 
 def test_tokenizers_of_others_are_encoded_with_their_own_rules(content: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ VERBS = {
     "tokenize": "endstop.cli.tokenize",
     "train": "endstop.cli.train",
     "eval": "endstop.cli.eval",
+    "export": "endstop.cli.export",
+    "push": "endstop.cli.push",
     "pull": "endstop.cli.pull",
     "cache": "endstop.cli.cache",
     "env": "endstop.cli.env",

@@ -57,6 +57,7 @@ def _show(plans: list[Plan], what: str) -> None:
     from rich.table import Table
 
     from endstop.cli.output import console, write_line
+    from endstop.train.tables import short
 
     first = plans[0]
     config, counts = first.config, first.parameters
@@ -138,14 +139,6 @@ def _memory(found: Plan) -> None:
     said = ", ".join(f"{name} {size / unit:.1f}" for name, size in parts.items())
     write_line()
     write_line(f"base, {name_of} for each process: {said}; while sampling {needed.sampling / unit:.1f}")
-
-
-def short(number: float) -> str:
-    """`561.0M`, `11.2B`."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return f"{number:.0f}"
 
 
 def duration(seconds: float) -> str:

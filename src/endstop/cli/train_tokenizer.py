@@ -76,15 +76,23 @@ def tokenizer(
             last = read
             show(read)
 
-        content = train_tokenizer(
-            interleaved(sources, unreadable.append),
-            vocab_size,
-            engine=engine,  # type: ignore[arg-type]
-            max_chars=max_chars,
-            document_chars=document_chars or None,
-            allow_smaller=smaller,
-            progress=report,
-        )
+        try:
+            content = train_tokenizer(
+                interleaved(sources, unreadable.append),
+                vocab_size,
+                engine=engine,  # type: ignore[arg-type]
+                max_chars=max_chars,
+                document_chars=document_chars or None,
+                allow_smaller=smaller,
+                progress=report,
+            )
+        except EndstopError as error:
+            if not unreadable:
+                raise
+            left_out = (
+                f"{counted(len(unreadable), 'document')} cannot be read, the first because: {unreadable[0]}"
+            )
+            raise EndstopError(f"{error} {left_out}") from error
     seconds = time.monotonic() - started
     save_tokenizer(content, out, replace=replace)
     size, tokens = _compression(content, first_characters(interleaved(sources), 1_000_000))

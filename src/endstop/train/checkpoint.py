@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ class Loader(Protocol):
     """Where the batches of a step come from; see `data`."""
 
     @property
-    def own_shards(self) -> list[int]: ...
+    def own_shards(self) -> Sequence[int]: ...
     def next_step(self) -> list[Any]: ...
     def state(self, shard: int) -> dict[str, Any]: ...
     def load_state(self, shard: int, state: dict[str, Any]) -> None: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +114,8 @@ class ChatCollator:
             raise ValueError(f"max_length and pack_length must be at least 2, got {min(limits)}")
         if stops is None and isinstance(model, str | Path):
             stops = StopSet.from_pretrained(model)
-        self.tokenizer = _tokenizer_of(model)
+        # Not named `tokenizer`: transformers' Trainer would call that one's `save_pretrained`.
+        self._tokenizer = _tokenizer_of(model)
         self._given = model if isinstance(model, ChatRenderer) else None
         self._stops = stops if stops is None or isinstance(stops, StopSet) else frozenset(stops)
         self._terminator = terminator
@@ -121,7 +123,7 @@ class ChatCollator:
         self._pack_length = pack_length
         self._side = padding_side
         self._markers = (response_marker, instruction_marker)
-        fill = (pad_id, self.tokenizer.pad_token_id, *sorted(self.stop_ids), 0)
+        fill = (pad_id, self._tokenizer.pad_token_id, *sorted(self.stop_ids), 0)
         self._pad_id = next(token_id for token_id in fill if token_id is not None)
         self.so_far = CollatedSoFar()
 
@@ -179,29 +181,34 @@ class ChatCollator:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end a turn, as far as they are known without a conversation."""
+        """The ids that end a turn: those given or declared, else eos and what the template writes."""
         if isinstance(self._stops, StopSet):
             return frozenset(self._stops.ids)
         if self._stops is not None:
             return self._stops
-        return frozenset(i for i in (self._terminator, self.tokenizer.eos_token_id) if i is not None)
+        found = {i for i in (self._terminator, self._tokenizer.eos_token_id) if i is not None}
+        asked, answered = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        # A model without a template, or with one that wants other messages, has only its eos token.
+        with suppress(EndstopError):
+            found |= self.renderer.render([asked, answered]).stop_ids
+        return frozenset(found)
 
     @cached_property
     def renderer(self) -> ChatRenderer:
         """Renders conversations. Raises MissingTemplate for a model without a chat template."""
-        return self._given or ChatRenderer(self.tokenizer, stops=self._stops)
+        return self._given or ChatRenderer(self._tokenizer, stops=self._stops)
 
     @cached_property
     def terminator(self) -> int:
         """What ends a text. Raises EndstopError where nothing says so."""
         declared = self._stops.terminator if isinstance(self._stops, StopSet) else None
-        eos = self.tokenizer.eos_token_id
+        eos = self._tokenizer.eos_token_id
         if self._stops is not None and eos not in self.stop_ids:
             eos = None
         for token_id in (self._terminator, eos, declared):
             if token_id is not None:
                 return token_id
-        raise EndstopError(f"{self.tokenizer.source} names no eos token; say which terminator ends a text.")
+        raise EndstopError(f"{self._tokenizer.source} names no eos token; say which terminator ends a text.")
 
     def _usable(self, example: Mapping[str, Any]) -> list[Row]:
         """The example's rows without those that teach nothing; all are counted."""
@@ -246,7 +253,7 @@ class ChatCollator:
 
     def _of_completion(self, prompt: str, completion: str, example: Mapping[str, Any]) -> Row:
         return completion_row(
-            self.tokenizer,
+            self._tokenizer,
             prompt,
             completion,
             self.terminator,
@@ -260,7 +267,7 @@ class ChatCollator:
             return self._of_completion("", example["text"], example)
         end = None if example.get("complete") is False else self.terminator
         return marker_row(
-            self.tokenizer, example["text"], response, instruction_marker=instruction, terminator=end
+            self._tokenizer, example["text"], response, instruction_marker=instruction, terminator=end
         )
 
     def _of_ids(self, example: Mapping[str, Any]) -> Row:
@@ -287,7 +294,7 @@ class ChatCollator:
         )
         if not example.get("complete"):
             return row
-        return with_terminator(row, self.terminator, self.stop_ids, blank_tokens(self.tokenizer))
+        return with_terminator(row, self.terminator, self.stop_ids, blank_tokens(self._tokenizer))
 
 
 def _tokenizer_of(model: Any) -> Tokenizer:

@@ -81,12 +81,14 @@ def run_base(
 
     def data(vocabulary: Vocabulary) -> StageData:
         from endstop.train.data.document_loader import DocumentLoader
-        from endstop.train.tokenizer_training import encode_documents
+        from endstop.train.document_encoding import encode_documents
+
+        encode = encode_documents(vocabulary.directory)
 
         def loader(source: Any, rows: int, shards: int, who: Process) -> DocumentLoader:
             return DocumentLoader(
                 source,
-                encode_documents(vocabulary.directory),
+                encode,
                 vocabulary.border,
                 row_length=settings.row_length,
                 rows_per_step=rows,
@@ -282,7 +284,9 @@ def _begin(
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
         load_training_state(before / "training", model, optimizers)
     if process.main:
-        cut_metrics(directory.metrics, position.step)
+        # Without a checkpoint even the evaluation before the first step comes again.
+        cut_metrics(directory.metrics, position.step if newest is not None else -1)
+        write_json(directory.settings, settings.to_json())
     return position
 
 

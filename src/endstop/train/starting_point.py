@@ -14,12 +14,12 @@ from endstop.models.load import load_state_dict, read_config
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.resolve import resolve_model
 from endstop.protocol.stopset import StopSet
-from endstop.protocol.tokenbytes import TokenBytes
 from endstop.protocol.tokenizer import Tokenizer
 from endstop.train.model_shapes import new_model
 from endstop.train.run_directory import RunDirectory, tokenizer_files
 from endstop.train.settings import StageSettings
 from endstop.train.stop_events import EVENTS, StopEvents
+from endstop.train.token_lengths import token_lengths
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Vocabulary:
     @classmethod
     def of(cls, directory: Path, rows: int) -> Vocabulary:
         """That of a model directory whose lm_head has so many rows."""
-        pieces = TokenBytes.from_pretrained(directory)
-        lengths = [0 if token_id in pieces.special else len(piece) for token_id, piece in enumerate(pieces)]
+        lengths = token_lengths(directory)
         tokenizer = Tokenizer.from_pretrained(directory)
         if tokenizer.vocab_size > rows:
             raise EndstopError(

@@ -20,9 +20,9 @@ import torch
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.checkpoint import Loader, Position, newest_checkpoint, save_checkpoint
-from endstop.train.device_peak import peak_flops
 from endstop.train.distributed import Parallel, Process, shared, summed, sums
-from endstop.train.metrics_log import MetricsLog
+from endstop.train.flops import peak_flops
+from endstop.train.metrics_log import MetricsLog, read_metrics
 from endstop.train.model_shapes import flops_per_token
 from endstop.train.objective import LossSums, Objective
 from endstop.train.optimizer import Optimizers
@@ -89,7 +89,10 @@ def train(job: Job, position: Position, report: Report | None = None) -> tuple[P
     saved = position.step if position.step else -1
     peak = peak_flops(process.device, job.dtype) * process.world
     flops = flops_per_token(job.parallel.model.config, settings.row_length) * settings.batch_tokens
-    evaluated = -1
+    known = log is not None and position.step in (
+        line["step"] for line in read_metrics(log.path) if line["kind"] == "eval"
+    )
+    evaluated = position.step if shared(known, process) else -1
 
     def evaluate() -> None:
         nonlocal evaluated
@@ -104,6 +107,7 @@ def train(job: Job, position: Position, report: Report | None = None) -> tuple[P
     def save() -> None:
         nonlocal saved
         if saved != position.step:
+            _check_finite(job, position.step)
             save_checkpoint(
                 job.directory.checkpoints,
                 replace(position, seconds=clock.seconds(), statistics=job.loader.statistics()),
@@ -202,6 +206,14 @@ def training_step(job: Job, position: Position, told: bool = False) -> tuple[Los
     job.optimizers.step()
     job.optimizers.zero_grad()
     return losses, norm, multiplier, bool(ending)
+
+
+def _check_finite(job: Job, step: int) -> None:
+    """Raises EndstopError for weights that must not become a checkpoint."""
+    local = (getattr(p, "_local_tensor", p) for p in job.parallel.model.parameters())
+    (broken,) = sums([float(not all(bool(p.isfinite().all()) for p in local))], job.process)
+    if broken:
+        raise EndstopError(_not_finite(job, "result", float("nan"), step - 1))
 
 
 def _not_finite(job: Job, what: str, value: float, step: int) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,17 +13,16 @@ from endstop.protocol.labels import IGNORE, Row, chat_rows, packed, truncated
 from endstop.train.batch import TokenBatch
 from endstop.train.data.logical_shards import ShardPlan, check_same
 from endstop.train.data.mixture import Mixture, Order, ShardReader, as_mixture
-from endstop.train.data.packing import Conversation, ConversationPacker, PackingCounts
+from endstop.train.data.packing import Conversation, ConversationPacker
 from endstop.train.data.permutation import mixed
 from endstop.train.data.sources import BadDocument
+from endstop.train.data.statistics import ChatCounts, PackingCounts
 
 if TYPE_CHECKING:
     from endstop.protocol.render import ChatRenderer
 
 # So many conversations one after the other of which nothing can be trained: there is no use in looking on.
 _PATIENCE = 10_000
-# Reasons for refusals that are kept with their counts.
-_REASONS = 20
 
 
 class ChatLoader:
@@ -143,40 +141,6 @@ class ChatLoader:
         return TokenBatch(
             torch.tensor([row[:-1] for row in ids]), torch.tensor([row[1:] for row in labels]), document_ids
         )
-
-
-@dataclass(slots=True)
-class ChatCounts:
-    """What became of the conversations.
-
-    Attributes:
-        supervised_tokens: targets in the loss. supervised_stops: those of them that end a turn.
-        cut: rows that were longer than a row and lost supervised tokens.
-        refused: turns or conversations that could not be rendered; `refusals` says how often for which
-            reason.
-        unsupervised: rows in which there was nothing to learn.
-        skipped: conversations that could not be read.
-    """
-
-    supervised_tokens: int = 0
-    supervised_stops: int = 0
-    cut: int = 0
-    refused: int = 0
-    unsupervised: int = 0
-    skipped: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-
-    def refuse(self, reason: str, times: int = 1) -> None:
-        self.refused += times
-        if reason in self.refusals or len(self.refusals) < _REASONS:
-            self.refusals[reason] = self.refusals.get(reason, 0) + times
-
-    def include(self, other: ChatCounts) -> None:
-        """Add the counts of another shard."""
-        for name in ("supervised_tokens", "supervised_stops", "cut", "refused", "unsupervised", "skipped"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        total = Counter(self.refusals) + Counter(other.refusals)
-        self.refusals = dict(total.most_common(_REASONS))
 
 
 @dataclass(frozen=True, slots=True)

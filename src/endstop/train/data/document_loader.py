@@ -18,17 +18,18 @@ from endstop.train.data.packing import (
     Document,
     KeepEndsPacker,
     PackedRow,
-    PackingCounts,
     Piece,
 )
 from endstop.train.data.permutation import mixed
 from endstop.train.data.sources import BadDocument
+from endstop.train.data.statistics import PackingCounts
 
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 Mode = Literal["crop", "keep-ends"]
 
-# Documents tokenised in one call.
+# Documents tokenised in one call, and characters after which there are enough.
 _CHUNK = 64
+_CHUNK_CHARACTERS = 1 << 20
 
 
 class DocumentLoader:
@@ -42,7 +43,8 @@ class DocumentLoader:
         micro_rows: rows of a micro-batch (B) at most.
         mode: "crop" (`CropPacker`) or "keep-ends" (`KeepEndsPacker`).
         shards, rank, world: see `logical_shards`.
-        buffer: documents to choose from, in each shard.
+        buffer: documents to choose from, in each shard; fewer where they have more than `row_length` tokens
+            on average.
         isolate: give `document_ids`, so that attention stays within documents.
         skip_bad: count documents that cannot be read and go on; otherwise the first is an error.
 
@@ -153,6 +155,7 @@ class _Shard:
         self._encode = encode
         self._bos_id = bos_id
         self._buffer = buffer
+        self._most_tokens = buffer * row_length
         self._skip_bad = skip_bad
         # A shard of a small source may meet the same document in several epochs running.
         self._patience = 20 * (len(order.mixture) + _CHUNK)
@@ -188,27 +191,31 @@ class _Shard:
 
     def _refill(self) -> None:
         rejected = 0
-        while len(self.packer) < self._buffer:
-            numbers, texts = [], []
-            for _ in range(_CHUNK):
+        while len(self.packer) < self._buffer and self.packer.waiting_tokens < self._most_tokens:
+            numbers: list[int] = []
+            texts: list[str] = []
+            first = self.reader.position
+            while self.reader.position < first + min(_CHUNK, self._buffer):
                 number = self.reader.position
-                text = self._read(number)
+                text = self._read()
                 if text:
                     numbers.append(number)
                     texts.append(text)
+                    if sum(map(len, texts)) > _CHUNK_CHARACTERS:
+                        break
             before = len(self.packer)
             for number, tokens in zip(numbers, self._tokens(texts), strict=True):
                 if len(tokens) > 1:
                     self.packer.add(Document(tokens, number))
                 else:
                     self.empty += 1
-            rejected = 0 if len(self.packer) > before else rejected + _CHUNK
+            rejected = 0 if len(self.packer) > before else rejected + self.reader.position - first
             if rejected >= self._patience:
                 raise EndstopError(
                     f"none of {rejected} documents in a row has any text; look at the sources of the mixture."
                 )
 
-    def _read(self, number: int) -> str | None:
+    def _read(self) -> str | None:
         """The next document's text, None (and counted) where there is none to use."""
         place = self.reader.next_place()
         try:
@@ -236,18 +243,21 @@ class _Shard:
     def _saved(self, document: Document) -> list[Any]:
         number = int(document.reference)
         if self.reader.is_stream(self.reader.place(number)):
-            return [number, document.tokens.tolist()]
+            return [number, document.tokens.tolist(), document.dropped]
         return [number]
 
     def _restored(self, saved: list[list[Any]]) -> list[Document]:
         """The documents again, in the order given."""
         documents: dict[int, Document] = {
-            entry[0]: Document(array("i", entry[1]), entry[0]) for entry in saved if len(entry) > 1
+            entry[0]: Document(array("i", entry[1]), entry[0], entry[2]) for entry in saved if len(entry) > 1
         }
         again = [entry[0] for entry in saved if len(entry) == 1]
-        for at in range(0, len(again), _CHUNK):
-            numbers = again[at : at + _CHUNK]
-            texts = [self.reader.item(self.reader.place(number)) for number in numbers]
+        while again:
+            numbers: list[int] = []
+            texts: list[str] = []
+            while again and len(texts) < _CHUNK and sum(map(len, texts)) <= _CHUNK_CHARACTERS:
+                numbers.append(again.pop())
+                texts.append(self.reader.item(self.reader.place(numbers[-1])))
             for number, tokens in zip(numbers, self._tokens(texts), strict=True):
                 documents[number] = Document(tokens, number)
         return [documents[entry[0]] for entry in saved]

@@ -19,13 +19,15 @@ class LengthBuckets(Generic[Item]):
        for each of ceil(log64(limit + 1)) levels.
 
        Attributes:
-           steps: words looked at so far.
+           total: the sum of all lengths.
+        steps: words looked at so far.
     """
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"the longest length must be at least 1, got {limit}")
         self.limit = limit
+        self.total = 0
         self.steps = 0
         self._items: dict[int, deque[Item]] = {}
         self._count = 0
@@ -65,12 +67,14 @@ class LengthBuckets(Generic[Item]):
                 at = word
         bucket.append(item)
         self._count += 1
+        self.total += length
 
     def take(self, length: int) -> Item:
         """The oldest item of a length that is there."""
         bucket = self._items[length]
         item = bucket.popleft()
         self._count -= 1
+        self.total -= length
         if not bucket:
             del self._items[length]
             at = length

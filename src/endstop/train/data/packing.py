@@ -20,62 +20,28 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from endstop.protocol.labels import Row
 from endstop.train.data.length_buckets import LengthBuckets
 from endstop.train.data.permutation import mixed, shuffled
+from endstop.train.data.statistics import PackingCounts
 
 Refill = Callable[[], None]
 
 
-@dataclass(slots=True)
-class PackingCounts:
-    """What a packer has done.
-
-    Attributes:
-        rows: rows made.
-        placed_tokens: document tokens in them. cropped_tokens: document tokens thrown away.
-            padded_tokens: filling.
-        documents: documents that were finished, whole or cropped.
-        supervised_ends: those of them whose end is a target.
-        cropped_documents: those that lost tokens. split_documents: those placed in several rows.
-        placements: times a document was chosen. steps: words of the length index looked at for that.
-    """
-
-    rows: int = 0
-    placed_tokens: int = 0
-    cropped_tokens: int = 0
-    padded_tokens: int = 0
-    documents: int = 0
-    supervised_ends: int = 0
-    cropped_documents: int = 0
-    split_documents: int = 0
-    placements: int = 0
-    steps: int = 0
-
-    def __add__(self, other: PackingCounts) -> PackingCounts:
-        return PackingCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def figures(self) -> dict[str, Any]:
-        """The counts, and the shares that follow from them (None where there is nothing to divide by)."""
-        row_tokens = self.placed_tokens + self.padded_tokens
-        tokens = self.placed_tokens + self.cropped_tokens
-        return {
-            **asdict(self),
-            "use": self.placed_tokens / row_tokens if row_tokens else None,
-            "cropped_share": self.cropped_tokens / tokens if tokens else None,
-            "supervised_ends_share": self.supervised_ends / self.documents if self.documents else None,
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Tokens of a document, BOS first, and what the caller knows it by."""
+    """Tokens of a document, BOS first, and what the caller knows it by.
+
+    Attributes:
+        dropped: tokens that it had behind these.
+    """
 
     tokens: array[int]
     reference: Any = None
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +55,8 @@ class Piece:
     @property
     def ends(self) -> bool:
         """The document's last token is in this piece."""
-        return self.start + self.length == len(self.document.tokens)
+        document = self.document
+        return self.start + self.length == len(document.tokens) and not document.dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +93,21 @@ class CropPacker:
     def __len__(self) -> int:
         return len(self._buffer)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the documents that wait for a row."""
+        return self._buffer.total
+
     def buffered(self) -> list[Document]:
         """What waits for a row, in no particular order."""
         return list(self._buffer)
 
     def add(self, document: Document) -> None:
         """Buffer a document. Of one longer than a row only the beginning is kept."""
-        self._buffer.add(min(len(document.tokens), self.row_length + 1), document)
+        more = len(document.tokens) - self.row_length - 1
+        if more > 0:
+            document = Document(document.tokens[: self.row_length + 1], document.reference, more)
+        self._buffer.add(len(document.tokens), document)
 
     def next_row(self, refill: Refill) -> PackedRow:
         """The next row; `refill` is called before each placement to `add` documents if there are too few."""
@@ -166,7 +141,7 @@ class CropPacker:
         counts.documents += len(pieces)
         for number, piece in enumerate(pieces):
             counts.placed_tokens += piece.length
-            counts.cropped_tokens += len(piece.document.tokens) - piece.length
+            counts.cropped_tokens += len(piece.document.tokens) + piece.document.dropped - piece.length
             counts.cropped_documents += not piece.ends
             # A row's last token is read by nobody: what would follow it is no target.
             counts.supervised_ends += piece.ends and number < len(pieces) - 1
@@ -187,9 +162,15 @@ class KeepEndsPacker:
         self.carried: Piece | None = None
         self._buffer: LengthBuckets[Document] = LengthBuckets(row_length)
         self._long: deque[Document] = deque()
+        self._long_tokens = 0
 
     def __len__(self) -> int:
         return len(self._buffer) + len(self._long)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the documents that wait for a row."""
+        return self._buffer.total + self._long_tokens
 
     def buffered(self) -> list[Document]:
         """What waits for a row, in no particular order; `carried` is not among it."""
@@ -199,6 +180,7 @@ class KeepEndsPacker:
         """Buffer a document of any length."""
         if len(document.tokens) > self.row_length:
             self._long.append(document)
+            self._long_tokens += len(document.tokens)
         else:
             self._buffer.add(len(document.tokens), document)
 
@@ -225,6 +207,7 @@ class KeepEndsPacker:
             shortest = self._buffer.shortest()
             if self._long:
                 document = self._long.popleft()
+                self._long_tokens -= len(document.tokens)
             elif shortest is not None:
                 document = self._buffer.take(shortest)
             else:

@@ -170,8 +170,9 @@ class HubStream(Generic[Item]):
             ) from error
         try:
             return datasets.load_dataset(**self._arguments)
-        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-            raise EndstopError(f"{self.name} cannot be streamed from the Hub: {error}") from error
+        except Exception as error:  # the network, the Hub, the data set's own files: anything may fail
+            what = str(error) or type(error).__name__
+            raise EndstopError(f"{self.name} cannot be streamed from the Hub: {what}") from error
 
     def read(self, state: dict[str, Any] | None = None) -> HubReader[Item]:
         return HubReader(self, state)
