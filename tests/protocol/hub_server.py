@@ -70,7 +70,9 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if hub.tokens and token not in hub.tokens:
                 return self._error(401, None)
             parts = path.strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
+            if parts[0] == "datasets":
+                parts = parts[1:]
+            if parts[:2] in (["api", "models"], ["api", "datasets"]):
                 return self._info("/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main")
             if len(parts) > 4 and parts[2] == "resolve":
                 return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from endstop.models.decoder import Decoder
-from endstop.protocol.errors import MissingTemplate
+from endstop.protocol.errors import EndstopError, MissingTemplate
 from endstop.runtime.llm import load_engine
 from endstop.testing.cycle import cycle_model
 from endstop.train.evaluation.chat import ChatReport, engine_of, evaluate_chat
@@ -21,7 +22,7 @@ from tests.train.bigram_model import BOS, END, SPECIAL, START, bigram, chain, sa
 from tests.train.tiny_policy import save_chat_model, tiny_decoder
 
 PYTHON_START, PYTHON_END = SPECIAL["<|python_start|>"], SPECIAL["<|python_end|>"]
-OUTPUT_END = SPECIAL["<|output_end|>"]
+OUTPUT_START, OUTPUT_END = SPECIAL["<|output_start|>"], SPECIAL["<|output_end|>"]
 
 
 def asked(*golds: str, only: bool = True, ends: bool = True) -> ChatTask:
@@ -110,6 +111,27 @@ def test_forced_tokens_are_no_place_to_stop(tmp_path: Path) -> None:
     assert record.p_stop_before_gold < 0.01
 
 
+def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> None:
+    # A call that the calculator cannot answer is answered by nothing, and the model goes on alone.
+    logits = {
+        START: {PYTHON_START: 12.0},
+        PYTHON_START: {ord("x"): 12.0},
+        ord("x"): {PYTHON_END: 12.0},
+        PYTHON_END: {OUTPUT_START: 12.0},
+        OUTPUT_START: {END: 12.0},
+    }
+    made_up = evaluated(bigram(logits), tmp_path / "1", asked("a"))
+    assert made_up.stop.wrote_output == 1.0
+    # What the runtime writes does not count.
+    logits[ord("x")] = {}
+    logits[PYTHON_START] = {ord("1"): 12.0}
+    logits[ord("1")] = {PYTHON_END: 12.0}
+    logits[OUTPUT_END] = {END: 12.0}
+    computed = evaluated(bigram(logits), tmp_path / "2", asked("a"))
+    assert answers(computed)[0].output == "11"
+    assert computed.stop.wrote_output == 0.0
+
+
 def test_prompts_without_an_end(tmp_path: Path) -> None:
     task = asked("abcabc", ends=False)
     stops = evaluated(bigram(chain("abc")), tmp_path / "1", task)
@@ -193,6 +215,19 @@ def test_weights_under_training_can_be_evaluated(tmp_path: Path) -> None:
     assert evaluate_chat(engine, [asked("abc")]).stop.exact == 1.0
     engine.load_weights(bigram(chain("xyz")).state_dict())
     assert evaluate_chat(engine, [asked("abc")]).stop.exact == 0.0
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    model = bigram(chain("abc"))
+    place = save(model, tmp_path / "model")
+    with torch.no_grad():
+        model.lm_head.weight[:, START] = math.nan
+    engine = engine_of(model, place)
+    choice = ChatExample([{"role": "user", "content": "?"}], "A", letters=("A", "B"))
+    choices = ChatTask("choices", [choice], lambda example, text: False, kind="categorical")
+    for task in (asked("abc"), choices):
+        with pytest.raises(EndstopError, match="NaN"):
+            evaluate_chat(engine, [task])
 
 
 def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None:

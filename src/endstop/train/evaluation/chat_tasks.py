@@ -75,7 +75,7 @@ class GeneratedExamples(Sequence[ChatExample]):
         return ChatExample(
             example.messages,
             example.answer,
-            only=not (drawn.accepted or drawn.final or drawn.members),
+            only=not (drawn.accepted or drawn.final or drawn.members or drawn.entry),
             ends=example.ends,
             fields={"example": example},
         )

@@ -1,0 +1,50 @@
+"""What the evaluations have in common: a bar while they run, and a report as a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def evaluating() -> Iterator[Callable[[str, int, int], None]]:
+    """Gives a function that is told what is measured, how much of it is done and how much there is (0 where
+    that is not known). The bar is on stderr and only where a person looks at it."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from endstop.cli.output import console
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+    ) as bars:
+        bar = bars.add_task("", total=None)
+        current = ""
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal current
+            if what != current:
+                current = what
+                bars.reset(bar, description=what, total=total or None)
+            bars.update(bar, completed=done, total=total or None)
+
+        yield show
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """A report as JSON; the file appears whole."""
+    from endstop.cli.output import whole_file
+
+    with whole_file(path) as place:
+        place.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
