@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row
 from endstop.train.chat_format import ASSISTANT_END, BOS, OUTPUT_END, USER_START
+from endstop.train.data.ahead import AheadLoader
 from endstop.train.data.chat_loader import ChatLoader
 from endstop.train.data.document_loader import DocumentLoader
 from endstop.train.data.mixture import Mixture
@@ -334,3 +335,56 @@ def test_statistics_of_all_processes_are_those_of_one(name):
     assert together == pytest.approx(expected)
     with pytest.raises(ValueError, match="no statistics"):
         combined([])
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_steps_prepared_ahead_are_the_same_and_so_are_their_states(name):
+    plain = LOADERS[name]()
+    ahead = AheadLoader(LOADERS[name]())
+    states = []
+    try:
+        assert ahead.own_shards == plain.own_shards
+        for _ in range(4):
+            states.append({shard: plain.state(shard) for shard in plain.own_shards})
+            assert {shard: ahead.state(shard) for shard in ahead.own_shards} == states[-1]
+            assert rows_of(ahead.next_step()) == rows_of(plain.next_step())
+            assert ahead.statistics() == plain.statistics()
+        ahead.close()
+        assert rows_of(ahead.next_step()) == rows_of(plain.next_step())
+        again = LOADERS[name]()
+        for shard, state in states[1].items():
+            ahead.load_state(shard, json.loads(json.dumps(state)))
+            again.load_state(shard, state)
+        for _ in range(3):
+            assert rows_of(ahead.next_step()) == rows_of(again.next_step())
+    finally:
+        ahead.close()
+
+
+def test_an_error_ahead_is_raised_when_its_step_is_asked_for():
+    ahead = AheadLoader(document_loader(["", ""], shards=1, rows_per_step=1, micro_rows=1))
+    for _ in range(2):
+        with pytest.raises(EndstopError, match="has any text"):
+            ahead.next_step()
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        AheadLoader(document_loader(), 0)
+
+
+def test_rendered_rows_are_kept_for_the_next_epoch_within_bounds(monkeypatch):
+    rendered = []
+
+    class Seen(list):
+        def __getitem__(self, index):
+            rendered.append(index)
+            return super().__getitem__(index)
+
+    loader = chat_loader(Seen(CHATS), shards=1)
+    for _ in range(20):
+        loader.next_step()
+    assert sorted(rendered) == list(range(len(CHATS)))
+    monkeypatch.setattr("endstop.train.data.chat_loader._KEPT_TOKENS", 600)
+    small = chat_loader(Seen(CHATS), shards=1)
+    again = chat_loader(CHATS, shards=1)
+    for _ in range(20):
+        assert rows_of(small.next_step()) == rows_of(again.next_step())
+    assert len(rendered) > 4 * len(CHATS)

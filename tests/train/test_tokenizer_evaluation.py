@@ -129,6 +129,10 @@ def test_train_tokenizer_refuses_what_cannot_be(endstop: Run, corpus: Path, home
     assert too_many.returncode == 1
     assert "of text allow at most" in too_many.stderr
     assert not (home / "t").exists()
+    (home / "half.jsonl").write_text('{"text": "\\ud800 x"}\n"\\udc00"\n', encoding="utf-8")
+    half = endstop("train", "tokenizer", "--out", "t", "--data", "half.jsonl", "--vocab-size", "270")
+    assert "2 documents cannot be read, the first because: half.jsonl" in half.stderr
+    assert "half a surrogate pair" in half.stderr
     (home / "latin.txt").write_bytes(b"caf\xe9 " * 40)
     broken = endstop("train", "tokenizer", "--out", "t", "--data", "latin.txt", "--vocab-size", "270")
     assert broken.returncode == 1

@@ -8,6 +8,7 @@ KINDS = {
     "tokenizer": "endstop.cli.eval_tokenizer",
     "base": "endstop.cli.eval_base",
     "chat": "endstop.cli.eval_chat",
+    "long-context": "endstop.cli.eval_long_context",
 }
 
 app = group_of(KINDS, "Evaluate a tokenizer, a base model or a chat model, stopping included.")

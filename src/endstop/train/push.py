@@ -76,8 +76,8 @@ def pushable(directory: str | Path, repository: str, *, licence: str | None = No
         raise EndstopError(f"{directory} is no directory; name the model's, as RUN/sft/model.")
     if (directory / "training").exists():
         raise EndstopError(
-            f"{directory} is a checkpoint: training/ holds the state of its training, which is nothing for the "
-            f"Hub. Push the finished model ({directory.parent.parent / 'model'}), or a copy without it."
+            f"{directory} is a checkpoint: training/ holds the state of its training, which is nothing for "
+            f"the Hub. Push the finished model ({directory.parent.parent / 'model'}), or a copy without it."
         )
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     for name in names:

@@ -97,7 +97,7 @@ def text_source(records: Records, path: Path, text_key: str = "text") -> TextSou
 
     def text(record: Any) -> str:
         if isinstance(record, str):
-            return record
+            return _unicode(record)
         if not isinstance(record, dict) or text_key not in record:
             keys = f"it has {', '.join(map(str, record))}" if isinstance(record, dict) else "it is no object"
             raise BadDocument(f"there is no {text_key!r} in this record, {keys}.")
@@ -106,9 +106,18 @@ def text_source(records: Records, path: Path, text_key: str = "text") -> TextSou
             return ""
         if not isinstance(value, str):
             raise BadDocument(f"{text_key!r} is not a text but {type(value).__name__}.")
-        return value
+        return _unicode(value)
 
     return TextSource(records, text, *_facts(path))
+
+
+def _unicode(text: str) -> str:
+    """The text; BadDocument for half a surrogate pair, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadDocument("the text holds half a surrogate pair, which is no valid Unicode.") from None
+    return text
 
 
 def open_chat_source(path: str | Path) -> ChatSource:

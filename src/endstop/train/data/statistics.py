@@ -1,4 +1,4 @@
-"""What became of documents and conversations on their way into rows: counts, and shares that follow from them."""
+"""What became of documents and conversations on their way into rows: counts, and what follows from them."""
 
 from __future__ import annotations
 
