@@ -14,12 +14,13 @@ _WORD = (1 << _BITS) - 1
 
 class LengthBuckets(Generic[Item]):
     """A multiset of items with lengths from 1 to `limit`; of equal lengths the oldest comes out first.
-    Which lengths are there is kept as a tree of 64-bit words (a bit of a level says that a word of the level
-       below is not empty), so that adding, taking and looking up touch at most one word up and one down
-       for each of ceil(log64(limit + 1)) levels.
 
-       Attributes:
-           total: the sum of all lengths.
+    Which lengths are there is kept as a tree of 64-bit words (a bit of a level says that a word of the level
+    below is not empty), so that adding, taking and looking up touch at most one word up and one down for each
+    of ceil(log64(limit + 1)) levels.
+
+    Attributes:
+        total: the sum of all lengths.
         steps: words looked at so far.
     """
 

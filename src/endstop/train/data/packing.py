@@ -1,14 +1,14 @@
 """Rows out of documents and conversations: best fit with cropping, with every end kept, or with padding.
- A row has T + 1 tokens; the model reads the first T and each is followed by its target. Documents begin with
-BOS and the BOS that follows a document is what ends it, so the end of a document is learned where that BOS is
-a target.
+
+A row has T + 1 tokens; the model reads the first T and each is followed by its target. Documents begin with
+BOS and the BOS that follows a document is what ends it: its end is learned where that BOS is a target.
 
 - `CropPacker`: a row is filled with the largest buffered document that fits, again and again; when none fits,
   the shortest is cropped to fill the row exactly (nanochat's rule, Karpathy 2025). Tokens of a document
   beyond a whole row are cropped when it comes in. No padding; ends of cropped documents are lost.
 - `KeepEndsPacker`: nothing is lost. A row reads T tokens; a document that does not fit is split, and goes on
-  at the beginning of the next row. The target behind the last token read is the document's next token, or BOS
-  where the document ends there, so that every end is a target and every token is read exactly once.
+  at the beginning of the next row. The target behind the last token read is the document's next token, or
+  BOS where the document ends there: every end is a target and every token is read exactly once.
 - `ConversationPacker`: best fit without cropping; what is left of a row is padding.
 
 Each placement costs O(log T) (`LengthBuckets`). Pieces of a row are put into a shuffled order, so that short
@@ -186,8 +186,9 @@ class KeepEndsPacker:
 
     def next_row(self, refill: Refill) -> PackedRow:
         """The next row; `refill` is called before each placement to `add` documents if there are too few.
+
         When nothing fits, a document that must be split in any case is begun if there is one, else the
-               shortest: of it the fewest tokens lose the beginning of their document.
+        shortest: of it the fewest tokens lose the beginning of their document.
         """
         room = self.row_length
         first: list[Piece] = []
