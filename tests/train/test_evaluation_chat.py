@@ -272,11 +272,18 @@ def test_prompts_longer_than_the_window_are_counted(tmp_path: Path) -> None:
 
 def test_a_foreign_model_with_its_own_template(tmp_path: Path) -> None:
     place = cycle_model(tmp_path / "cycle", follow={" three": "<|im_end|>"}).path
-    gold = [{"type": "python", "text": " one two"}, {"type": "python_output", "text": " three"}]
+    # Its template knows no parts: of the answer the words are left.
+    gold = [
+        {"type": "text", "text": " one"},
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": " two three"},
+    ]
     example = ChatExample([{"role": "user", "content": "?"}], gold, only=True)
     report = evaluate_chat(place, [ChatTask("t", [example], lambda e, text: text == " one two three")])
     record = answers(report)[0]
     assert (record.exact, record.tokens, record.stop_kind) == (True, 3, "turn_end")
+    assert (record.gold, record.stop_error) == (" one two three", 0)
 
 
 def test_a_base_model_is_refused(tmp_path: Path) -> None:

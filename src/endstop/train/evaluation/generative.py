@@ -120,7 +120,7 @@ def _record(
 ) -> AnswerRecord:
     if output.stop_kind == "error":
         raise EndstopError(f"an answer failed: {output.error or 'the model gave no numbers'}.")
-    example, gold = question.example, visible(question.example.gold)
+    example, gold = question.example, question.gold
     correct = task.right(example, output.text)
     ids = output.generated_token_ids
     ended = output.stop_kind in NATURAL_STOPS and bool(ids) and ids[-1] in engine.stops.ids
