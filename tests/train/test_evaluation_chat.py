@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from endstop.models.decoder import Decoder
-from endstop.protocol.errors import MissingTemplate
+from endstop.protocol.errors import EndstopError, MissingTemplate
 from endstop.runtime.llm import load_engine
 from endstop.testing.cycle import cycle_model
 from endstop.train.evaluation.chat import ChatReport, engine_of, evaluate_chat
 from endstop.train.evaluation.chat_tasks import ChatExample, ChatTask, generated_task
 from endstop.train.evaluation.stop_summary import AnswerRecord, by_gold_length, summary_of
 from endstop.train.evaluation.teacher import last_logits, p_stop_along
+from endstop.train.run_results import read_run
 from endstop.train.tasks import SYNTHETIC, task_named, visible
 from tests.train.bigram_model import BOS, END, SPECIAL, START, bigram, chain, save
 from tests.train.tiny_policy import save_chat_model, tiny_decoder
 
 PYTHON_START, PYTHON_END = SPECIAL["<|python_start|>"], SPECIAL["<|python_end|>"]
-OUTPUT_END = SPECIAL["<|output_end|>"]
+OUTPUT_START, OUTPUT_END = SPECIAL["<|output_start|>"], SPECIAL["<|output_end|>"]
 
 
 def asked(*golds: str, only: bool = True, ends: bool = True) -> ChatTask:
@@ -46,20 +47,20 @@ def test_every_way_to_end(tmp_path: Path) -> None:
     assert [record.content_ok for record in answers(report)] == [True, True, False, False, False]
     assert [record.stop_error for record in answers(report)] == [0, 1, -1, 0, -5]
     assert [record.gold_tokens for record in answers(report)] == [3, 2, 4, 3, 8]
-    stop = report.stop
+    stop = report.summary
     assert (stop.n, stop.known) == (5, 5)
     assert (stop.exact, stop.correct, stop.content_ok) == (0.2, 0.2, 0.4)
     assert (stop.premature, stop.late, stop.overrun, stop.natural_stop) == (0.4, 0.2, 0.0, 1.0)
     assert stop.stop_error == pytest.approx(-1.0)
     assert report.chat_core == report.tasks[0].accuracy == 0.2
-    assert report.tasks[0].stop == stop
+    assert report.tasks[0].summary == stop
 
 
 def test_a_model_that_never_stops_has_its_content_right(tmp_path: Path) -> None:
     # Behind c it says d, and d for ever.
     model = bigram({**chain("abcd", None), ord("d"): {ord("d"): 12.0}})
     report = evaluated(model, tmp_path, asked("abc", "x"))
-    stop = report.stop
+    stop = report.summary
     assert (stop.content_ok, stop.exact, stop.overrun, stop.natural_stop) == (0.5, 0.0, 1.0, 0.0)
     assert (stop.premature, stop.late, stop.stop_error) == (0.0, 0.0, None)
     # Twice the right answer and 32 more.
@@ -111,10 +112,36 @@ def test_forced_tokens_are_no_place_to_stop(tmp_path: Path) -> None:
     assert record.p_stop_before_gold < 0.01
 
 
+def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> None:
+    # A call that the calculator cannot answer is answered by nothing, and the model goes on alone.
+    logits = {
+        START: {PYTHON_START: 12.0},
+        PYTHON_START: {ord("x"): 12.0},
+        ord("x"): {PYTHON_END: 12.0},
+        PYTHON_END: {OUTPUT_START: 12.0},
+        OUTPUT_START: {END: 12.0},
+    }
+    made_up = evaluated(bigram(logits), tmp_path / "1", asked("a"))
+    assert made_up.summary.wrote_output == 1.0
+    # What the runtime writes does not count.
+    logits[ord("x")] = {}
+    logits[PYTHON_START] = {ord("1"): 12.0}
+    logits[ord("1")] = {PYTHON_END: 12.0}
+    logits[OUTPUT_END] = {END: 12.0}
+    computed = evaluated(bigram(logits), tmp_path / "2", asked("a"))
+    assert answers(computed)[0].output == "11"
+    assert computed.summary.wrote_output == 0.0
+
+
 def test_prompts_without_an_end(tmp_path: Path) -> None:
     task = asked("abcabc", ends=False)
     stops = evaluated(bigram(chain("abc")), tmp_path / "1", task)
-    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.stop.n) == (1.0, None, None, 0)
+    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.summary.n) == (
+        1.0,
+        None,
+        None,
+        0,
+    )
     goes_on = evaluated(bigram({**chain("abc", None), ord("c"): {ord("a"): 12.0}}), tmp_path / "2", task)
     assert goes_on.false_stop == 0.0
     assert answers(goes_on)[0].output == "abcabc"
@@ -122,8 +149,8 @@ def test_prompts_without_an_end(tmp_path: Path) -> None:
 
 def test_an_answer_that_may_differ_has_no_stop_error(tmp_path: Path) -> None:
     report = evaluated(bigram(chain("abc")), tmp_path, asked("other", only=False))
-    assert (report.stop.known, report.stop.stop_error, report.stop.premature) == (0, None, None)
-    assert report.stop.natural_stop == 1.0
+    assert (report.summary.known, report.summary.stop_error, report.summary.premature) == (0, None, None)
+    assert report.summary.natural_stop == 1.0
 
 
 def test_choices_by_their_letters(tmp_path: Path) -> None:
@@ -147,7 +174,7 @@ def test_choices_by_their_letters(tmp_path: Path) -> None:
     both = (math.exp(3) + math.exp(2) + 2) / total
     shares = [both, both, (math.exp(2) + 1) / total, 2 / total]
     assert report.tasks[0].letter_share == pytest.approx(sum(shares) / 4, rel=1e-4)
-    assert report.stop.n == 0
+    assert report.summary.n == 0
 
 
 def test_several_samples_and_pass_at_k(tmp_path: Path) -> None:
@@ -191,9 +218,22 @@ def test_forced_answers_equal_the_decoder(tmp_path: Path, max_rows: int) -> None
 def test_weights_under_training_can_be_evaluated(tmp_path: Path) -> None:
     model = bigram(chain("abc"))
     engine = engine_of(model, save(model, tmp_path / "model"))
-    assert evaluate_chat(engine, [asked("abc")]).stop.exact == 1.0
+    assert evaluate_chat(engine, [asked("abc")]).summary.exact == 1.0
     engine.load_weights(bigram(chain("xyz")).state_dict())
-    assert evaluate_chat(engine, [asked("abc")]).stop.exact == 0.0
+    assert evaluate_chat(engine, [asked("abc")]).summary.exact == 0.0
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    model = bigram(chain("abc"))
+    place = save(model, tmp_path / "model")
+    with torch.no_grad():
+        model.lm_head.weight[:, START] = math.nan
+    engine = engine_of(model, place)
+    choice = ChatExample([{"role": "user", "content": "?"}], "A", letters=("A", "B"))
+    choices = ChatTask("choices", [choice], lambda example, text: False, kind="categorical")
+    for task in (asked("abc"), choices):
+        with pytest.raises(EndstopError, match="NaN"):
+            evaluate_chat(engine, [task])
 
 
 def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None:
@@ -207,13 +247,13 @@ def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None
         engine, tasks, n=2, max_tokens=4, progress=lambda name, done, total: told.append((name, done, total))
     )
     assert [task.name for task in report.tasks] == [task.name for task in tasks]
-    assert all(task.examples == 2 for task in report.tasks)
-    assert report.stop.n == 2 * len(SYNTHETIC)
+    assert all(task.count == 2 for task in report.tasks)
+    assert report.summary.n == 2 * len(SYNTHETIC)
     assert ("echo", 2, 2) in told
     as_dict = report.as_dict(records=False)
-    assert "records" not in as_dict["tasks"][0]
+    assert "records" not in as_dict["tasks"]["echo"]
     text = json.dumps(report.as_dict(), allow_nan=False)
-    assert json.loads(text)["tasks"][0]["records"][0]["finish_reason"] in ("stop", "length")
+    assert json.loads(text)["tasks"]["echo"]["records"][0]["finish_reason"] in ("stop", "length")
     # The right answers, said by somebody who knows them, are right.
     for task in tasks[:-1]:
         for example in (task.examples[0], task.examples[2]):
@@ -233,16 +273,23 @@ def test_prompts_longer_than_the_window_are_counted(tmp_path: Path) -> None:
     task = asked("abc")
     both = ChatTask("both", [*task.examples, long], task.right)
     report = evaluated(model, tmp_path, both)
-    assert (report.tasks[0].examples, report.tasks[0].skipped, report.tasks[0].accuracy) == (1, 1, 1.0)
+    assert (report.tasks[0].count, report.tasks[0].skipped, report.tasks[0].accuracy) == (1, 1, 1.0)
 
 
 def test_a_foreign_model_with_its_own_template(tmp_path: Path) -> None:
     place = cycle_model(tmp_path / "cycle", follow={" three": "<|im_end|>"}).path
-    gold = [{"type": "python", "text": " one two"}, {"type": "python_output", "text": " three"}]
+    # Its template knows no parts: of the answer the words are left.
+    gold = [
+        {"type": "text", "text": " one"},
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": " two three"},
+    ]
     example = ChatExample([{"role": "user", "content": "?"}], gold, only=True)
     report = evaluate_chat(place, [ChatTask("t", [example], lambda e, text: text == " one two three")])
     record = answers(report)[0]
     assert (record.exact, record.tokens, record.stop_kind) == (True, 3, "turn_end")
+    assert (record.gold, record.stop_error) == (" one two three", 0)
 
 
 def test_a_base_model_is_refused(tmp_path: Path) -> None:
@@ -252,6 +299,21 @@ def test_a_base_model_is_refused(tmp_path: Path) -> None:
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(MissingTemplate, match="endstop eval base"):
         evaluate_chat(load_engine(place), [asked("a")])
+
+
+def test_a_run_finds_what_was_written_into_its_stage(tmp_path: Path) -> None:
+    report = evaluated(
+        bigram(chain("abc")), tmp_path, asked("abc", "ab"), replace(asked("aaaaaa", ends=False), name="on")
+    )
+    stage = tmp_path / "run" / "sft"
+    stage.mkdir(parents=True)
+    (stage / "summary.json").write_text('{"stage": "sft"}')
+    (stage / "eval-chat.json").write_text(json.dumps(report.as_dict()))
+    found = read_run(tmp_path / "run").stages[0].tasks
+    assert [(task.name, task.count, task.exact, task.late, task.false_stop) for task in found] == [
+        ("said", 2, 0.5, 0.5, None),
+        ("on", 1, None, None, 1.0),
+    ]
 
 
 def test_ranges_of_lengths() -> None:

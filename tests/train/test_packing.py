@@ -212,6 +212,19 @@ def test_a_document_that_fills_rows_exactly_has_its_border_as_target(rows):
     assert packer.carried is None
 
 
+def test_a_gap_is_avoided_where_two_documents_fill_the_row():
+    packer = KeepEndsPacker(20, BOS)
+    feed = Feed(packer, [document(n, length) for n, length in enumerate((18, 13, 7, 19, 10, 10))], 6)
+    rows = [sorted(len(p.document.tokens) for p in packer.next_row(feed).pieces) for _ in range(2)]
+    assert rows == [[7, 13], [10, 10]]
+    assert packer.counts.split_documents == 0
+    # What is left does not fill a row without being split, and no document makes a pair with itself.
+    packer.add(document(6, 10))
+    feed()
+    assert [piece.length for piece in packer.next_row(feed).pieces] in ([19, 1], [1, 19])
+    assert packer.counts.split_documents == 1
+
+
 def test_crop_packing_does_not_count_an_end_that_is_no_target():
     packer = CropPacker(7, BOS)
     row = packer.next_row(Feed(packer, [document(0, 8)], 1))
@@ -237,12 +250,21 @@ def test_the_length_index_finds_what_a_scan_finds_in_logarithmic_steps(limit, da
     lengths = st.integers(1, limit)
     for number in range(data.draw(st.integers(0, 40))):
         before = index.steps
-        action = data.draw(st.sampled_from(["add", "add", "within", "shortest"]))
+        action = data.draw(st.sampled_from(["add", "add", "within", "shortest", "pair"]))
         if action == "add":
             length = data.draw(lengths)
             index.add(length, number)
             there.append((length, number))
             assert index.steps - before <= index.levels
+            continue
+        if action == "pair":
+            room = data.draw(st.integers(1, 2 * limit))
+            pair = index.pair_filling(room)
+            assert index.steps - before <= index.levels + 64
+            counts = Counter(length for length, _ in there)
+            pairs = {(a, room - a) for a in counts if a <= room - a and counts[room - a] > (2 * a == room)}
+            near = {p for p in pairs if p[0] < min(counts, default=0) + 64}
+            assert pair == min(near, default=None)
             continue
         if action == "within":
             room = data.draw(lengths)
@@ -275,7 +297,8 @@ def test_a_placement_costs_no_more_with_a_larger_buffer(make, buffer):
     assert levels == 2  # 64 ** 2 lengths
     # A placement looks up, looks for the shortest and takes; a document is added once.
     counts = packer.counts
-    assert counts.steps <= levels * (4 * counts.placements + feed.given)
+    # Where a gap would be left, at most 64 pairs are tried: once for each row.
+    assert counts.steps <= levels * (5 * counts.placements + feed.given) + 64 * counts.rows
 
 
 rows_of_chats = st.integers(1, 16).flatmap(

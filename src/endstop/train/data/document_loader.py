@@ -129,9 +129,10 @@ class DocumentLoader:
 
 
 class _Shard:
-    """One logical shard: reads its documents, tokenises them, packs them. A document is known by its
-    number in the shard, from which it can be read again; documents of streams cannot,
-       so that their tokens go into the state.
+    """One logical shard: reads its documents, tokenises them, packs them.
+
+    A document is known by its number in the shard, from which it can be read again; documents of streams
+    cannot, so that their tokens go into the state.
     """
 
     def __init__(

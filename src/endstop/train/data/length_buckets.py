@@ -10,16 +10,19 @@ Item = TypeVar("Item")
 
 _BITS = 6
 _WORD = (1 << _BITS) - 1
+# Pairs that are tried to fill a room exactly.
+_PAIRS = 64
 
 
 class LengthBuckets(Generic[Item]):
     """A multiset of items with lengths from 1 to `limit`; of equal lengths the oldest comes out first.
-    Which lengths are there is kept as a tree of 64-bit words (a bit of a level says that a word of the level
-       below is not empty), so that adding, taking and looking up touch at most one word up and one down
-       for each of ceil(log64(limit + 1)) levels.
 
-       Attributes:
-           total: the sum of all lengths.
+    Which lengths are there is kept as a tree of 64-bit words (a bit of a level says that a word of the level
+    below is not empty), so that adding, taking and looking up touch at most one word up and one down for each
+    of ceil(log64(limit + 1)) levels.
+
+    Attributes:
+        total: the sum of all lengths.
         steps: words looked at so far.
     """
 
@@ -115,3 +118,16 @@ class LengthBuckets(Generic[Item]):
             bits = words[at]
             at = at << _BITS | (bits & -bits).bit_length() - 1
         return at
+
+    def pair_filling(self, room: int) -> tuple[int, int] | None:
+        """Two lengths that are there and together exactly `room`; only the shortest few are tried."""
+        shortest = self.shortest()
+        if shortest is None:
+            return None
+        for length in range(shortest, min(shortest + _PAIRS, room // 2 + 1)):
+            self.steps += 1
+            if length in self._items:
+                other = self._items.get(room - length)
+                if other is not None and (2 * length != room or len(other) > 1):
+                    return length, room - length
+        return None

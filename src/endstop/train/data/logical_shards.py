@@ -1,5 +1,6 @@
 """Logical shards: the data order of a training does not depend on how many processes it runs on.
- The documents are dealt to S shards, each of which packs its own rows; row k of a step is the next row of
+
+The documents are dealt to S shards, each of which packs its own rows; row k of a step is the next row of
 shard k % S. A process of rank r in a world of W works for the shards r, r + W, ... So a step has the same
 rows in any world whose size divides S, and the state of a shard can be taken over by another process.
 """

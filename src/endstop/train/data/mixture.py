@@ -151,10 +151,11 @@ def as_mixture(documents: Any) -> Mixture:
 
 
 class Order:
-    """The documents of a mixture in the order of a seed: `order[g]` for any g from 0 on. An epoch is cut
-    into periods of about 4096 documents. Each holds every source's even share (the shares of the
-       first j periods of J are n*j//J of a source's n documents), in a shuffled order, so that the number
-       of a source's documents before any place is known without counting them.
+    """The documents of a mixture in the order of a seed: `order[g]` for any g from 0 on.
+
+    An epoch is cut into periods of about 4096 documents. Each holds every source's even share (the first j of
+    J periods hold n*j//J of a source's n documents), in a shuffled order, so that the number of a source's
+    documents before any place is known without counting them.
     """
 
     def __init__(self, mixture: Mixture, seed: int) -> None:

@@ -1,14 +1,14 @@
 """Rows out of documents and conversations: best fit with cropping, with every end kept, or with padding.
- A row has T + 1 tokens; the model reads the first T and each is followed by its target. Documents begin with
-BOS and the BOS that follows a document is what ends it, so the end of a document is learned where that BOS is
-a target.
+
+A row has T + 1 tokens; the model reads the first T and each is followed by its target. Documents begin with
+BOS and the BOS that follows a document is what ends it: its end is learned where that BOS is a target.
 
 - `CropPacker`: a row is filled with the largest buffered document that fits, again and again; when none fits,
   the shortest is cropped to fill the row exactly (nanochat's rule, Karpathy 2025). Tokens of a document
   beyond a whole row are cropped when it comes in. No padding; ends of cropped documents are lost.
-- `KeepEndsPacker`: nothing is lost. A row reads T tokens; a document that does not fit is split, and goes on
-  at the beginning of the next row. The target behind the last token read is the document's next token, or BOS
-  where the document ends there, so that every end is a target and every token is read exactly once.
+- `KeepEndsPacker`: nothing is lost. A row reads T tokens, best fit; where nothing fits, a document is split
+  and goes on at the beginning of the next row. The target behind the last token read is the document's next
+  token, or BOS where the document ends there: every end is a target and every token is read exactly once.
 - `ConversationPacker`: best fit without cropping; what is left of a row is padding.
 
 Each placement costs O(log T) (`LengthBuckets`). Pieces of a row are put into a shuffled order, so that short
@@ -186,8 +186,10 @@ class KeepEndsPacker:
 
     def next_row(self, refill: Refill) -> PackedRow:
         """The next row; `refill` is called before each placement to `add` documents if there are too few.
-        When nothing fits, a document that must be split in any case is begun if there is one, else the
-               shortest: of it the fewest tokens lose the beginning of their document.
+
+        The largest document that fits comes next. Where it would leave a gap that no document fits into, two
+        that fill the row are looked for. When nothing fits, a document that must be split in any case is
+        begun if there is one, else the shortest: of it the fewest tokens lose their document's beginning.
         """
         room = self.row_length
         first: list[Piece] = []
@@ -198,11 +200,11 @@ class KeepEndsPacker:
         last: list[Piece] = []
         while room:
             refill()
-            self.counts.placements += 1
-            length = self._buffer.largest_within(room)
-            if length is not None:
-                whole.append(Piece(self._buffer.take(length), 0, length))
-                room -= length
+            lengths = self._fitting(room)
+            self.counts.placements += max(1, len(lengths))
+            if lengths:
+                whole += [Piece(self._buffer.take(length), 0, length) for length in lengths]
+                room -= sum(lengths)
                 continue
             shortest = self._buffer.shortest()
             if self._long:
@@ -228,6 +230,17 @@ class KeepEndsPacker:
         self.counts.documents += ends
         self.counts.supervised_ends += ends
         return PackedRow(ids, pieces)
+
+    def _fitting(self, room: int) -> list[int]:
+        """The greatest length that fits; two that fill the room where behind it nothing would fit."""
+        length = self._buffer.largest_within(room)
+        if length is None:
+            return []
+        shortest = self._buffer.shortest()
+        # A document that must be split in any case may as well begin in the gap.
+        if shortest is None or self._long or not 0 < room - length < shortest:
+            return [length]
+        return list(self._buffer.pair_filling(room) or [length])
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,7 @@ class JsonLines:
 
 
 class ParquetRows:
-    """Rows of Parquet files as dicts of some columns; a row group is read as a whole and the last ones are
-    kept.
+    """Rows of Parquet files as dicts of some columns. Row groups are read whole, the last few are kept.
 
     Raises EndstopError for a file that is no Parquet or lacks all of `columns`.
     """

@@ -1,7 +1,7 @@
-"""Large corpora in shards of Parquet: fetched in parallel, resumed where they were interrupted, whole or
-not there.
- Shards are shuffled as a whole, so that the first n of them are a sample of the corpus; the last one is
-kept for validation, as in nanochat.
+"""Large corpora in shards of Parquet: fetched in parallel, resumed where interrupted, whole or not there.
+
+Shards are shuffled as a whole, so that the first n of them are a sample of the corpus; the last one is kept
+for validation, as in nanochat.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ def fetch_shards(
     pause: float = 1.0,
     progress: Progress | None = None,
 ) -> ShardFiles:
-    """Fetch the first `count` shards and the last one into `directory`; those that are there are not
-       fetched again.
-    Shards that are there are not fetched again. A shard is written to NAME.partial, compared with the
-       size and the sha256 that the server announces, and renamed. What is interrupted, or killed, goes on
-       at the byte where it was, unless the file on the server has changed.
+    """Fetch the first `count` shards into `directory`/training and the last into `directory`/validation.
 
-       Args:
-           base_url: where the files lie, instead of the Hub (HF_ENDPOINT, HF_TOKEN are honoured there).
-           workers: shards fetched at once.
-           attempts: for each shard, with `pause` seconds before the second, twice as many before each
-               further one.
+    Shards that are there are not fetched again. A shard is written to NAME.partial, compared with the size
+    and the sha256 that the server announces, and renamed. What is interrupted, or killed, goes on at the byte
+    where it was, unless the file on the server has changed.
+
+    Args:
+        base_url: where the files lie, instead of the Hub (HF_ENDPOINT, HF_TOKEN are honoured there).
+        workers: shards fetched at once.
+        attempts: for each shard; `pause` seconds before the second, twice as many before each further one.
+
     Raises EndstopError for a file that does not exist, a server that does not answer, wrong content, a full
-       disk.
+    disk.
     """
     if not 1 <= count < shard_set.count:
         raise ValueError(

@@ -82,10 +82,10 @@ class ChatSource(_Source[list[Message]]):
 
 def open_text_source(path: str | Path, *, text_key: str = "text", split: Split = "file") -> TextSource:
     """A file of texts (.txt, .jsonl, .parquet), or a folder of them in the order of their names.
+
     `text_key` is the key of JSON lines and the column of Parquet. `split` is for .txt: one document for each
-       file, or one for each part of it between blank lines ("blank") or lines with a percent sign alone
-       ("%"). Raises EndstopError where there is no such file, or one that cannot be read as what it is
-       called.
+    file, or one for each part of it between blank lines ("blank") or lines of a percent sign alone ("%").
+    Raises EndstopError where there is no such file, or one that cannot be read as what it is called.
     """
     path = Path(path)
     return text_source(_records(path, [text_key], split), path, text_key)
@@ -121,8 +121,7 @@ def _unicode(text: str) -> str:
 
 
 def open_chat_source(path: str | Path) -> ChatSource:
-    """Conversations in TRL's formats: `messages`, or `prompt` and `completion` as texts or as lists of
-    messages.
+    """Conversations in TRL's formats: `messages`, or `prompt` and `completion` (texts or lists of messages).
 
     A .jsonl or .parquet file, or a folder of them. A prompt that is a text becomes a user message, such a
     completion an assistant message. Raises EndstopError like `open_text_source`.

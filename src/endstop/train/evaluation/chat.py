@@ -36,11 +36,11 @@ class TaskReport:
     """One task.
 
     Attributes:
-        examples: questions that were asked. skipped: those longer than the window.
+        count: questions that were asked. skipped: those longer than the window.
         accuracy: share of right answers (of all samples), centred by the baseline; None where answers have no
             end or nothing was asked.
         pass_at: k -> chance that one of k samples is right, for the powers of two up to the samples.
-        stop: how answers ended (generative tasks). false_stop: for answers without an end.
+        summary: how answers ended (generative tasks). false_stop: for answers without an end.
         by_length: the same for ranges of the right answer's length in tokens.
         letter_share: mean probability of all letters together (categorical tasks).
         records: the answers themselves.
@@ -48,13 +48,13 @@ class TaskReport:
 
     name: str
     kind: str
-    examples: int
+    count: int
     skipped: int
     baseline: float
     accuracy: float | None
     centred: float | None
     pass_at: Mapping[int, float] = field(default_factory=dict)
-    stop: StopSummary | None = None
+    summary: StopSummary | None = None
     false_stop: float | None = None
     by_length: Mapping[str, StopSummary] = field(default_factory=dict)
     letter_share: float | None = None
@@ -68,24 +68,27 @@ class ChatReport:
     Attributes:
         chat_core: mean of the tasks' centred accuracies (nanochat's ChatCORE is this over ARC-Easy,
             ARC-Challenge, MMLU, GSM8K and HumanEval).
-        stop: over all generated answers that have an end. false_stop: over those that have none.
+        summary: over all generated answers that have an end. false_stop: over those that have none.
         settings: samples, temperature, limits and seed.
     """
 
     tasks: tuple[TaskReport, ...]
     chat_core: float | None
-    stop: StopSummary
+    summary: StopSummary
     false_stop: float | None
     settings: Mapping[str, Any]
     seconds: float
 
     def as_dict(self, *, records: bool = True) -> dict[str, Any]:
-        """For JSON, with or without the answers themselves."""
+        """For JSON, the tasks by their names, with or without the answers themselves."""
         found = asdict(self)
-        for task, report in zip(found["tasks"], self.tasks, strict=True):
-            del task["records"]
+        found["tasks"] = {}
+        for report in self.tasks:
+            task = asdict(report)
+            del task["name"], task["records"]
             if records:
                 task["records"] = [_record_dict(record) for record in report.records]
+            found["tasks"][report.name] = task
         return found
 
 
@@ -150,7 +153,7 @@ def evaluate_chat(
     return ChatReport(
         tasks=tuple(reports),
         chat_core=sum(marks) / len(marks) if marks else None,
-        stop=summary_of(answers),
+        summary=summary_of(answers),
         false_stop=false_stop_rate(answers),
         settings={"examples": n, **options},
         seconds=time.monotonic() - started,
@@ -183,7 +186,7 @@ def _evaluate(
     return TaskReport(
         **_common(task, len(asked), skipped, accuracy),
         pass_at=_pass_at(answers, samples) if task.ends and samples > 1 else {},
-        stop=summary_of(answers) if task.ends else None,
+        summary=summary_of(answers) if task.ends else None,
         false_stop=false_stop_rate(answers),
         by_length=by_gold_length(answers),
         records=answers,
@@ -194,7 +197,7 @@ def _common(task: ChatTask, asked: int, skipped: int, accuracy: float | None) ->
     return {
         "name": task.name,
         "kind": task.kind,
-        "examples": asked,
+        "count": asked,
         "skipped": skipped,
         "baseline": task.baseline,
         "accuracy": accuracy,
