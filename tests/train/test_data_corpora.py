@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -227,6 +229,28 @@ def test_what_fails_leaves_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EndstopError):
         make_corpus(CORPORA["pydoc"], tmp_path / "file" / "below")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+    left = tmp_path / "out" / ".pydoc.partial"
+    left.mkdir(parents=True)
+    (left / "pydoc.jsonl").write_text("from a process that was killed")
+    script = (
+        "import resource, signal, sys\n"
+        "from endstop.train.data.corpora import CORPORA, make_corpus\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "try:\n"
+        "    make_corpus(CORPORA['pydoc'], sys.argv[1])\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("EndstopError")
+    assert "pydoc.jsonl cannot be written: File too large" in said
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".lock"] == []
 
 
 def interrupted(root):

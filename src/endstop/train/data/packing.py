@@ -213,9 +213,7 @@ class KeepEndsPacker:
                 whole.append(Piece(self._taken(self._buckets.take(length)), 0, length))
                 room -= length
             if not lengths:
-                shortest = self._buckets.shortest()
-                number = self._buckets.take(shortest or 0) if not self._long else self._long.popleft()
-                last, room = [Piece(self._taken(number), 0, room)], 0
+                last, room = [Piece(self._taken(self._to_be_split()), 0, room)], 0
                 self.counts.split_documents += 1
             self.counts.placements += max(1, len(lengths))
         order = shuffled(list(range(len(whole))), mixed(self.seed, self.counts.rows))
@@ -251,6 +249,13 @@ class KeepEndsPacker:
                 return (length,)
         longest = self._buckets.largest_within(room)
         return self._buckets.filling(room) or (() if longest is None else (longest,))
+
+    def _to_be_split(self) -> int:
+        if self._long:
+            return self._long.popleft()
+        shortest = self._buckets.shortest()
+        assert shortest is not None
+        return self._buckets.take(shortest)
 
     def _taken(self, number: int) -> Document:
         document = self._waiting.pop(number)
