@@ -281,11 +281,13 @@ def test_a_debian_package_is_fetched_and_unpacked_without_root(tmp_path, monkeyp
         tools,
         "dpkg-deb",
         "import sys, pathlib, shutil\nassert sys.argv[1] == '-x'\n"
-        "place = pathlib.Path(sys.argv[3]) / 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
+        "assert pathlib.Path(sys.argv[2]).is_file()\n"
+        "place = pathlib.Path(sys.argv[3])\nassert place.is_dir()\nplace /= 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
         f"for name in ('gcide.dict.dz', 'gcide.index'):\n    shutil.copy('{tmp_path}/' + name, place)\n",
     )
     monkeypatch.setenv("PATH", str(tools))
-    made = make_corpus(CORPORA["gcide"], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    made = make_corpus(CORPORA["gcide"], "out")
     assert made.manifest["documents"] == 2
     assert made.manifest["fetched"].startswith("dict-gcide_1_all.deb (sha256 ")
     tool(tools, "apt-get", "import sys\nprint('E: Unable to locate package dict-gcide')\nsys.exit(100)\n")

@@ -177,7 +177,8 @@ def make_corpus(
         manifest = _whole(path, manifest_path)
         if manifest is not None:
             return MadeCorpus(path, manifest)
-        place = directory / f".{corpus.name}.partial"
+        # Whole, since the tools that are run work in a folder of their own.
+        place = directory.resolve() / f".{corpus.name}.partial"
         # Under the lock, what lies there was left by a process that was killed.
         shutil.rmtree(place, ignore_errors=True)
         try:
