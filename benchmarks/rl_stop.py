@@ -1,4 +1,4 @@
-"""What RL does to answers and stopping: exact or stop-shaped reward, with or without the terminator in the loss.
+"""RL on a harder split: exact or stop-shaped reward, with or without the terminator in the loss.
 
     python benchmarks/rl_stop.py --out DIR [--from MODEL] [--steps 100] [--seeds 3] [--jobs 2] [--smoke]
 
@@ -7,8 +7,8 @@ their harder versions, where a part of the answers is "I do not know."; so there
 to be honest. What is asked is the harder split: the tasks of HARD, with longer answers than the plain tasks
 ever have, evaluated on their test side. Four runs for each seed begin with the same model and ask the same
 questions. Each writes DIR/results/NAME.json when it has ended and is not run again where that is there; one
-that was killed goes on from its last checkpoint. The table goes to stdout, the numbers to DIR/rl_stop.json, the
-curves to DIR/rl_stop.png.
+that was killed goes on from its last checkpoint. The table goes to stdout, the numbers to DIR/rl_stop.json,
+the curves to DIR/rl_stop.png.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--from", dest="start", type=Path, help="a model directory in place of an own start")
-    parser.add_argument("--start-seconds", type=float, default=240.0, help="SFT of the own start")
+    parser.add_argument(
+        "--start-steps", type=int, default=700, help="SFT steps of the own start, 2048 tokens each"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16)
@@ -81,7 +83,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("REWARD", "TERMINATOR", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.smoke:
-        given.start_seconds, given.steps, given.seeds = min(given.start_seconds, 6.0), 2, 1
+        given.start_steps, given.steps, given.seeds = 10, 2, 1
         given.questions, given.samples, given.evaluation_questions = 4, 4, 14
     if given.one is not None:
         reward, terminator, seed = given.one
@@ -105,7 +107,7 @@ def main() -> None:
         "lr_fraction",
         "truncated",
         "evaluation_questions",
-        "start_seconds",
+        "start_steps",
     )
     settings = {
         **{name: getattr(given, name) for name in names},
@@ -124,7 +126,7 @@ def start_model(given: argparse.Namespace) -> Path:
 
 
 def make_start(given: argparse.Namespace) -> None:
-    """The early SFT checkpoint: the tiny preset's shape, `--start-seconds` of training on one thread."""
+    """The early SFT checkpoint: the tiny preset's shape, `--start-steps` of training."""
     from endstop.train.presets import preset
     from endstop.train.run_directory import RunDirectory
     from endstop.train.stages import run_chat
@@ -139,7 +141,7 @@ def make_start(given: argparse.Namespace) -> None:
     save_tokenizer(train_tokenizer(texts, VOCABULARY), place / "tokenizer")
     tiny = preset("tiny")
     settings = replace(
-        tiny.stage("sft", seconds=given.start_seconds),
+        tiny.stage("sft", steps=given.start_steps),
         init_from=None,
         model=tiny.model,
         batch_tokens=2048,

@@ -9,19 +9,28 @@ from typing import Any
 
 from tests.models.exportable import write_model
 
-EVALUATION = {
-    "tasks": {
-        "echo": {
-            "n": 100,
-            "correct": 0.99,
-            "exact": 0.985,
-            "natural_stop": 1.0,
-            "premature": 0.0,
-            "late": 0.01,
-        },
-        "until": {"n": 100, "correct": 0.5, "exact": 0.25, "natural_stop": 0.75, "overrun": 0.25},
-        "count-on": {"n": 50, "false_stop": 0.02},
+
+def _task(name: str, examples: int, accuracy: float | None, **stop: float) -> dict[str, Any]:
+    record = {
+        "task": name,
+        "prompt": f"{name} | abc",
+        "output": "a`bc",
+        "gold": "abc",
+        "stop_kind": "turn_end",
     }
+    found: dict[str, Any] = {"name": name, "kind": "generative", "examples": examples, "accuracy": accuracy}
+    false_stop = stop.pop("false_stop", None)
+    records = [{**record, "exact": False, "stop_kind": "max_tokens"}, {**record, "exact": True}]
+    return {**found, "false_stop": false_stop, "stop": stop or None, "records": records}
+
+
+EVALUATION = {
+    "tasks": [
+        _task("echo", 100, 0.99, exact=0.985, natural_stop=1.0, premature=0.0, late=0.01),
+        _task("until", 100, 0.5, exact=0.25, natural_stop=0.75, overrun=0.25),
+        _task("count-on", 50, None, false_stop=0.02),
+    ],
+    "chat_core": 0.745,
 }
 
 

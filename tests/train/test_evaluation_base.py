@@ -74,6 +74,14 @@ def test_a_span_has_a_target_with_something_before_it() -> None:
             Span([1, 2, 3], start, end)
 
 
+def test_weights_that_are_no_numbers() -> None:
+    model = bigram({})
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    with pytest.raises(EndstopError, match="no numbers"):
+        score_spans(model, [Span([0, 2], 1, 2)])
+
+
 def test_training_mode_is_kept(random_model: Decoder) -> None:
     random_model.train()
     score_spans(random_model, [Span([1, 2], 1, 2)])

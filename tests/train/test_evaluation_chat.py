@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from endstop.models.decoder import Decoder
-from endstop.protocol.errors import MissingTemplate
+from endstop.protocol.errors import EndstopError, MissingTemplate
 from endstop.runtime.llm import load_engine
 from endstop.testing.cycle import cycle_model
 from endstop.train.evaluation.chat import ChatReport, engine_of, evaluate_chat
@@ -22,7 +22,7 @@ from tests.train.bigram_model import BOS, END, SPECIAL, START, bigram, chain, sa
 from tests.train.tiny_policy import save_chat_model, tiny_decoder
 
 PYTHON_START, PYTHON_END = SPECIAL["<|python_start|>"], SPECIAL["<|python_end|>"]
-OUTPUT_END = SPECIAL["<|output_end|>"]
+OUTPUT_START, OUTPUT_END = SPECIAL["<|output_start|>"], SPECIAL["<|output_end|>"]
 
 
 def asked(*golds: str, only: bool = True, ends: bool = True) -> ChatTask:
@@ -111,6 +111,27 @@ def test_forced_tokens_are_no_place_to_stop(tmp_path: Path) -> None:
     assert record.p_stop_before_gold < 0.01
 
 
+def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> None:
+    # A call that the calculator cannot answer is answered by nothing, and the model goes on alone.
+    logits = {
+        START: {PYTHON_START: 12.0},
+        PYTHON_START: {ord("x"): 12.0},
+        ord("x"): {PYTHON_END: 12.0},
+        PYTHON_END: {OUTPUT_START: 12.0},
+        OUTPUT_START: {END: 12.0},
+    }
+    made_up = evaluated(bigram(logits), tmp_path / "1", asked("a"))
+    assert made_up.stop.wrote_output == 1.0
+    # What the runtime writes does not count.
+    logits[ord("x")] = {}
+    logits[PYTHON_START] = {ord("1"): 12.0}
+    logits[ord("1")] = {PYTHON_END: 12.0}
+    logits[OUTPUT_END] = {END: 12.0}
+    computed = evaluated(bigram(logits), tmp_path / "2", asked("a"))
+    assert answers(computed)[0].output == "11"
+    assert computed.stop.wrote_output == 0.0
+
+
 def test_prompts_without_an_end(tmp_path: Path) -> None:
     task = asked("abcabc", ends=False)
     stops = evaluated(bigram(chain("abc")), tmp_path / "1", task)
@@ -196,6 +217,19 @@ def test_weights_under_training_can_be_evaluated(tmp_path: Path) -> None:
     assert evaluate_chat(engine, [asked("abc")]).stop.exact == 0.0
 
 
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    model = bigram(chain("abc"))
+    place = save(model, tmp_path / "model")
+    with torch.no_grad():
+        model.lm_head.weight[:, START] = math.nan
+    engine = engine_of(model, place)
+    choice = ChatExample([{"role": "user", "content": "?"}], "A", letters=("A", "B"))
+    choices = ChatTask("choices", [choice], lambda example, text: False, kind="categorical")
+    for task in (asked("abc"), choices):
+        with pytest.raises(EndstopError, match="NaN"):
+            evaluate_chat(engine, [task])
+
+
 def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None:
     model = tiny_decoder(context=512)
     engine = engine_of(model, save_chat_model(model, tmp_path / "model"))
@@ -238,11 +272,18 @@ def test_prompts_longer_than_the_window_are_counted(tmp_path: Path) -> None:
 
 def test_a_foreign_model_with_its_own_template(tmp_path: Path) -> None:
     place = cycle_model(tmp_path / "cycle", follow={" three": "<|im_end|>"}).path
-    gold = [{"type": "python", "text": " one two"}, {"type": "python_output", "text": " three"}]
+    # Its template knows no parts: of the answer the words are left.
+    gold = [
+        {"type": "text", "text": " one"},
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": " two three"},
+    ]
     example = ChatExample([{"role": "user", "content": "?"}], gold, only=True)
     report = evaluate_chat(place, [ChatTask("t", [example], lambda e, text: text == " one two three")])
     record = answers(report)[0]
     assert (record.exact, record.tokens, record.stop_kind) == (True, 3, "turn_end")
+    assert (record.gold, record.stop_error) == (" one two three", 0)
 
 
 def test_a_base_model_is_refused(tmp_path: Path) -> None:

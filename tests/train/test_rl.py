@@ -17,13 +17,15 @@ import torch
 
 from endstop.models.load import load_model
 from endstop.protocol.errors import EndstopError
+from endstop.train.distributed import Process
 from endstop.train.metrics_log import read_metrics
-from endstop.train.questions import TaskQuestions
+from endstop.train.questions import TaskQuestions, task_names, tasks_of
 from endstop.train.rl import RLProgress, train_rl
 from endstop.train.rl_settings import RLSettings
 from endstop.train.rollouts import Question
 from endstop.train.run_directory import RunDirectory
 from endstop.train.tasks.registry import task_named
+from tests.train.processes import run_processes
 from tests.train.tiny_policy import BOS, END, chat_renderer, question, save_chat_model, tiny_decoder
 
 
@@ -217,6 +219,50 @@ def test_questions_come_from_tasks_in_turn_and_are_always_the_same(start: Path) 
     assert calc.gold_ids[-1] == END
     with pytest.raises(EndstopError, match="at least one task"):
         TaskQuestions([], renderer)
+
+
+def test_gsm8k_from_files_is_a_task_like_others(start: Path, tmp_path: Path) -> None:
+    for split, count in (("train", 5), ("test", 3)):
+        rows = [
+            {"question": f"{split} {i}?", "answer": f"{i}+1 is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"}
+            for i in range(count)
+        ]
+        (tmp_path / "gsm8k").mkdir(exist_ok=True)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    (task,) = tasks_of(["gsm8k"], tmp_path)
+    first = [str(task.example(0, index, "train").messages[-1]["content"]) for index in range(10)]
+    assert sorted(first[:5]) == sorted(first[5:]) == [f"train {i}?" for i in range(5)]
+    assert first[:5] != first[5:]
+    one = TaskQuestions([task], chat_renderer(start), seed=0).question("test", 0, gold=True)
+    number = int(task.example(0, 0, "test").messages[-1]["content"].split()[1].rstrip("?"))
+    assert one.right(f"so #### {number + 1}")
+    assert not one.right(f"so #### {number + 2}")
+    assert set(one.gold_mask) == {0, 1}
+    assert one.gold_ids[-1] == END
+    with pytest.raises(EndstopError, match="there is no task 'chess'"):
+        tasks_of(["chess"])
+    assert task_names(["hard", "gsm8k", "echo-hard"])[-1] == "gsm8k"
+
+
+def train_with_others(process: Process, start: str, place: str) -> None:
+    directory = Path(start)
+    asked = Asked(directory, lambda text: len(text) < 3)
+    train_rl(RunDirectory(Path(place)), settings_of(directory, steps=3), process=process, questions=asked)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_questions_and_train_as_one(start: Path, tmp_path: Path) -> None:
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    train_rl(one, settings_of(start, steps=3), questions=Asked(start, lambda text: len(text) < 3))
+    run_processes(2, train_with_others, str(start), str(two.path))
+    for a, b in zip(lines_of(one, "train"), lines_of(two, "train"), strict=True):
+        numbers = {name: value for name, value in a.items() if name != "kind"}
+        assert numbers == pytest.approx({name: b[name] for name in numbers}, rel=1e-4, abs=1e-5)
+    assert [line["step"] for line in lines_of(two, "eval")] == [0, 3]
+    a, b = (load_model(run.stage("rl").model).state_dict() for run in (one, two))
+    for name, value in a.items():
+        torch.testing.assert_close(b[name], value, rtol=1e-3, atol=2e-4)
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -37,9 +37,13 @@ RL = OptionGroup(
         _option(
             "Questions",
             "--task",
-            text="A task by name, or `hard`: all the harder ones; may be repeated.",
+            text="A task by name, gsm8k, or a group (hard, synthetic); may be repeated.",
             metavar="TASK",
         ),
+    ],
+    dataset_place=Annotated[
+        str | None,
+        _option("Questions", "--data", text="The files of gsm8k; by default the Hub's.", metavar="PLACE"),
     ],
     steps=Annotated[int | None, _option("Length", "--steps", text="Updates (100).")],
     questions=Annotated[int | None, _option("Questions", "--questions", text="Questions of a step (16).")],
@@ -149,18 +153,14 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
     from dataclasses import replace
 
     from endstop.train.presets import preset as preset_named
+    from endstop.train.questions import task_names
     from endstop.train.rl_settings import RLSettings
     from endstop.train.settings import StageSettings
-    from endstop.train.tasks.registry import HARD, task_named
 
     changes = dict(given)
     preset = changes.pop("preset", None)
     if "tasks" in changes:
-        named = changes["tasks"]
-        names = [name for each in named for name in ([t.name for t in HARD] if each == "hard" else [each])]
-        for name in names:
-            task_named(name)
-        changes["tasks"] = tuple(dict.fromkeys(names))
+        changes["tasks"] = task_names(changes["tasks"])
     if "give_up" in changes:
         changes["give_up"] = tuple(changes["give_up"])
     if resume:

@@ -48,7 +48,7 @@ BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 4_000_000, 5_000_000, 6_000_000
 
 
 def data(examples: int, *, base: bool = False) -> tuple[str, ...]:
-    """So many examples of the mixture, as sources for `StageSettings.data`; `base` adds dictionary entries."""
+    """So many examples of the mixture, for `StageSettings.data`; `base` adds dictionary entries."""
     weights = {**WEIGHTS, "entry": 1.0} if base else WEIGHTS
     total = sum(weights.values())
     return tuple(f"{name}@{max(1, round(examples * share / total))}" for name, share in weights.items())
@@ -61,6 +61,7 @@ def stages(predecessor: str) -> dict[str, StageSettings]:
         "batch_tokens": 4096,
         "micro_rows": 16,
         "buffer": 100,
+        "isolate": True,
         "optimizer": OPTIMIZER,
     }
     constant = ScheduleSettings(warmup_steps=30, warmdown_fraction=0.0)

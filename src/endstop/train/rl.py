@@ -32,14 +32,14 @@ from endstop.train.distributed import Process, barrier, shared, sums
 from endstop.train.metrics_log import MetricsLog, cut_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.optimizer import build_optimizer
-from endstop.train.questions import Questions, TaskQuestions
+from endstop.train.questions import Questions, TaskQuestions, tasks_of
 from endstop.train.reinforce import PolicyJob, reinforce_step
 from endstop.train.rl_settings import RLSettings
 from endstop.train.rollouts import rollout_engine
 from endstop.train.run_directory import RunDirectory, StageDirectory
 from endstop.train.stages import ALONE
 from endstop.train.starting_point import Vocabulary, loaded_model
-from endstop.train.tasks.registry import task_named
+from endstop.train.tasks.sources import LICENCE, ORIGIN
 from endstop.train.training_loop import ending_signals
 
 
@@ -123,7 +123,7 @@ def _prepare(
     vocabulary = Vocabulary.of(source, config.vocab_size)
     if questions is None:
         renderer = ChatRenderer(vocabulary.tokenizer, stops=vocabulary.stops)
-        tasks = [task_named(name) for name in settings.tasks]
+        tasks = tasks_of(settings.tasks, settings.dataset_place)
         questions = TaskQuestions(tasks, renderer, seed=settings.seed, give_up=settings.give_up)
     pad_id = vocabulary.tokenizer.pad_token_id
     rows = max(settings.questions * settings.samples // process.world, settings.evaluation_questions)
@@ -285,7 +285,7 @@ def _summary(job: PolicyJob, position: Position, finished: bool) -> dict[str, An
         # An update costs three forward passes over its tokens, generation one over its own.
         "flops": position.tokens * per_token + generated * per_token / 3,
         "data": {
-            "sources": [{"name": name, "licence": "generated"} for name in settings.tasks],
+            "sources": [_source(name) for name in settings.tasks],
             "statistics": {
                 "questions": position.step * settings.questions,
                 "rollouts": position.step * settings.questions * settings.samples,
@@ -293,3 +293,11 @@ def _summary(job: PolicyJob, position: Position, finished: bool) -> dict[str, An
             },
         },
     }
+
+
+def _source(task: str) -> dict[str, Any]:
+    if task == "gsm8k":
+        from endstop.train.evaluation.datasets import DATASETS
+
+        return {"name": task, "licence": DATASETS[task].licence, "origin": DATASETS[task].repository}
+    return {"name": task, "licence": LICENCE, "origin": ORIGIN}

@@ -13,7 +13,7 @@ from endstop.train.questions import GIVE_UP
 from endstop.train.rewards import RewardKind, RewardSettings, Truncated
 
 # May change between the parts of a run: when it looks around, and what it runs on.
-HARMLESS = ("evaluate_every", "save_every", "keep_checkpoints", "micro_rows", "device")
+HARMLESS = ("evaluate_every", "save_every", "keep_checkpoints", "micro_rows", "device", "dataset_place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class RLSettings:
 
     Attributes:
         init_from: the directory of the model to begin with.
-        tasks: names in the task registry; their questions come in turn.
+        tasks: names in the task registry, or gsm8k; their questions come in turn.
+        dataset_place: where the files of gsm8k are, None for the Hub.
         steps: updates. questions: of each step, none twice. samples: answers to each question.
         max_tokens: limit of one answer.
         reward, truncated, reward_weights: see `RewardSettings`. give_up: answers that say that they are none.
@@ -40,6 +41,7 @@ class RLSettings:
 
     init_from: str
     tasks: tuple[str, ...]
+    dataset_place: str | None = None
     steps: int = 100
     questions: int = 16
     samples: int = 16

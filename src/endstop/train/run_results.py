@@ -133,6 +133,12 @@ class StageResults:
         return list(names)
 
     @cached_property
+    def long_context(self) -> Mapping[str, Any]:
+        """What `endstop eval long-context` has measured, empty where it was not asked."""
+        found = _object(self.path / "long_context.json")
+        return found if isinstance(found.get("series"), Mapping) else {}
+
+    @cached_property
     def tasks(self) -> list[TaskResult]:
         """The results of `endstop eval chat`, by task."""
         return list(_tasks(self.evaluations))
@@ -207,30 +213,28 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _tasks(evaluations: Mapping[str, Any]) -> Iterator[TaskResult]:
     for found in evaluations.values():
-        tasks = found.get("tasks")
-        if isinstance(tasks, Mapping):
-            for name, figures in tasks.items():
-                if isinstance(figures, Mapping):
-                    yield _task(str(name), figures)
+        for figures in found.get("tasks") or ():
+            if isinstance(figures, Mapping) and "name" in figures:
+                yield _task(figures)
 
 
-def _task(name: str, figures: Mapping[str, Any]) -> TaskResult:
-    summary = figures.get("summary")
-    values = {**(summary if isinstance(summary, Mapping) else {}), **figures}
+def _task(figures: Mapping[str, Any]) -> TaskResult:
+    stop = figures.get("stop")
+    values = {**(stop if isinstance(stop, Mapping) else {}), **figures}
 
-    def share(*keys: str) -> float | None:
-        return next((float(values[key]) for key in keys if _is_number(values.get(key))), None)
+    def share(key: str) -> float | None:
+        return float(values[key]) if _is_number(values.get(key)) else None
 
     return TaskResult(
-        name,
-        int(values.get("n") or values.get("count") or 0),
-        share("correct", "accuracy"),
+        str(figures["name"]),
+        int(values.get("examples") or 0),
+        share("accuracy"),
         share("exact"),
         share("natural_stop"),
         share("premature"),
         share("late"),
         share("overrun"),
-        share("false_stop", "false_stop_rate"),
+        share("false_stop"),
         share("p_stop_at_gold"),
     )
 

@@ -31,12 +31,15 @@ class ChoiceRecord:
 def choose(
     engine: Engine, task: str, asked: Sequence[Asked], *, progress: Progress | None = None
 ) -> list[ChoiceRecord]:
-    """The choices of a model. Raises EndstopError where two letters begin with the same token."""
+    """The choices of a model. Raises EndstopError where two letters begin with the same token, and where the
+    model gives no numbers."""
     records = []
     ids: dict[str, int] = {}
     for question, logits in zip(
         asked, last_logits(engine, [question.prompt_ids for question in asked]), strict=True
     ):
+        if bool(logits.isnan().any()):
+            raise EndstopError("the model gives no numbers (NaN): its weights are damaged.")
         letters = question.example.letters
         for letter in letters:
             if letter not in ids:

@@ -36,29 +36,35 @@ class HubDataset:
 def dataset_rows(
     dataset: HubDataset, split: str, place: str | Path | None = None, *, offline: bool | None = None
 ) -> Records:
-    """The rows of one split, by number.
+    """The rows of one split, by number: from `place` (see `local_rows`), else from the Hub.
 
-    Args:
-        place: a .parquet, .jsonl or .jsonl.gz file, or a folder with data sets: in a folder named like this
-            one (`gsm8k`, `openai/gsm8k`) or like its config (`ARC-Easy`), files whose names begin with the
-            split (`test.jsonl`, `test-00000-of-00001.parquet`). None, or a folder without them, leads to the
-            Hub.
-        offline: True asks only the Hub's cache; None follows ENDSTOP_OFFLINE and HF_HUB_OFFLINE.
-
-    Raises EndstopError where there is neither, or what is there cannot be read.
+    offline: True asks only the Hub's cache; None follows ENDSTOP_OFFLINE and HF_HUB_OFFLINE. Raises
+    EndstopError where there is neither, or what is there cannot be read.
     """
-    if place is not None:
-        place = Path(place)
-        if place.is_file():
-            return _read([place], dataset)
-        if not place.is_dir():
-            raise EndstopError(f"{place}, given for {dataset.name}, does not exist.")
-        short = dataset.repository.split("/")[1]
-        for folder in (place / dataset.name, place / dataset.repository, place / short, place):
-            found = _files(folder, split, dataset.config)
-            if found and (folder != place or place.name in (dataset.name, short) or _below(found, dataset)):
-                return _read(found, dataset)
-    return _read(_from_hub(dataset, split, place, offline), dataset)
+    rows = None if place is None else local_rows(dataset, split, Path(place))
+    if rows is not None:
+        return rows
+    return _read(_from_hub(dataset, split, None if place is None else Path(place), offline), dataset)
+
+
+def local_rows(dataset: HubDataset, split: str, place: Path) -> Records | None:
+    """The rows of a split on this machine, None where the place has none.
+
+    place: a .parquet, .jsonl or .jsonl.gz file, or a folder with data sets: in a folder named like this one
+    (`gsm8k`, `openai/gsm8k`) or like its config (`ARC-Easy`), files whose names begin with the split
+    (`test.jsonl`, `test-00000-of-00001.parquet`). Raises EndstopError where the place does not exist, or what
+    is there cannot be read.
+    """
+    if place.is_file():
+        return _read([place], dataset)
+    if not place.is_dir():
+        raise EndstopError(f"{place}, given for {dataset.name}, does not exist.")
+    short = dataset.repository.split("/")[1]
+    for folder in (place / dataset.name, place / dataset.repository, place / short, place):
+        found = _files(folder, split, dataset.config)
+        if found and (folder != place or place.name in (dataset.name, short) or _below(found, dataset)):
+            return _read(found, dataset)
+    return None
 
 
 def _files(folder: Path, split: str, config: str) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 from endstop.protocol.errors import EndstopError
 from endstop.train.data.records import BadDocument, Records
 from endstop.train.evaluation.chat_tasks import ChatExample, ChatTask
-from endstop.train.evaluation.dataset_files import HubDataset, dataset_rows
+from endstop.train.evaluation.dataset_files import HubDataset, dataset_rows, local_rows
 from endstop.train.evaluation.human_eval import human_eval_example, package_problems, passes
 from endstop.train.tasks.example import FINAL_MARK, Content, Message, Part, calculated, text_part
 
@@ -198,13 +198,17 @@ class DatasetChats:
 def dataset_examples(
     name: str, split: str, place: str | Path | None = None, *, offline: bool | None = None
 ) -> DatasetExamples:
-    """The examples of a split of a data set; see `dataset_rows` for `place`. The training split of MMLU is
-    `auxiliary_train`. Raises EndstopError for an unknown name, and like `dataset_rows`."""
+    """The examples of a split of a data set; see `dataset_rows` for the arguments.
+
+    The training split of MMLU is `auxiliary_train`. HumanEval is taken from the package human-eval where
+    it is not in `place`. Raises EndstopError for an unknown name, and like `dataset_rows`.
+    """
     if name not in DATASETS:
         raise EndstopError(f"there is no data set {name!r}; known are {', '.join(DATASETS)}.")
     rows: Records | None = None
-    if name == "humaneval" and split == "test" and place is None:
-        rows = package_problems()
+    if name == "humaneval" and split == "test":
+        rows = None if place is None else local_rows(DATASETS[name], split, Path(place))
+        rows = package_problems() if rows is None else rows
     if rows is None:
         rows = dataset_rows(DATASETS[name], split, place, offline=offline)
     return DatasetExamples(rows, _EXAMPLES[name])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import SamplingParams
+from endstop.train.chat_format import OUTPUT_START
 from endstop.train.evaluation.chat_tasks import ChatTask
 from endstop.train.evaluation.rendered import Asked
 from endstop.train.evaluation.scoring import Progress
@@ -119,7 +120,7 @@ def _record(
 ) -> AnswerRecord:
     if output.stop_kind == "error":
         raise EndstopError(f"an answer failed: {output.error or 'the model gave no numbers'}.")
-    example, gold = question.example, visible(question.example.gold)
+    example, gold = question.example, question.gold
     correct = task.right(example, output.text)
     ids = output.generated_token_ids
     ended = output.stop_kind in NATURAL_STOPS and bool(ids) and ids[-1] in engine.stops.ids
@@ -138,6 +139,15 @@ def _record(
         content_ok=correct or (example.only and output.text.startswith(gold)),
         only=example.only,
         ends=example.ends,
+        wrote_output=_wrote(engine, output, OUTPUT_START),
         p_stop_at_gold=p_stop[0],
         p_stop_before_gold=p_stop[1],
     )
+
+
+def _wrote(engine: Engine, output: CompletionOutput, tag: str) -> bool:
+    """Whether the model itself wrote a special token."""
+    assert engine.chat_format is not None
+    token_id = engine.chat_format.tokenizer.token_to_id(tag)
+    pairs = zip(output.generated_token_ids, output.generated_mask, strict=True)
+    return token_id is not None and any(own and found == token_id for found, own in pairs)

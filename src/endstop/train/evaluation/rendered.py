@@ -22,6 +22,7 @@ class Asked:
     Attributes:
         index: its number in the task.
         prompt_ids: up to where the answer begins.
+        gold: visible text of the right answer as this model would give it.
         gold_ids: the right answer without its terminator, None where the template cannot show it there.
         gold_mask: 1 where the model would say the token itself, 0 where the runtime puts it.
     """
@@ -29,6 +30,7 @@ class Asked:
     index: int
     example: ChatExample
     prompt_ids: list[int]
+    gold: str
     gold_ids: list[int] | None
     gold_mask: list[int]
 
@@ -57,15 +59,15 @@ def rendered(engine: Engine, task: ChatTask, examples: int | None = None) -> tup
         if engine.context_len is not None and len(prompt) >= engine.context_len:
             skipped += 1
             continue
-        gold, mask = _gold(engine, renderer, example, prompt)
-        asked.append(Asked(index, example, list(prompt), gold, mask))
+        content = content_for(renderer, example.gold)
+        gold, mask = _gold(engine, renderer, example, content, prompt)
+        asked.append(Asked(index, example, list(prompt), visible(content), gold, mask))
     return asked, skipped
 
 
 def _gold(
-    engine: Engine, renderer: ChatRenderer, example: ChatExample, prompt: Sequence[int]
+    engine: Engine, renderer: ChatRenderer, example: ChatExample, content: Content, prompt: Sequence[int]
 ) -> tuple[list[int] | None, list[int]]:
-    content = content_for(renderer, example.gold)
     whole = renderer.render([*example.messages, {"role": "assistant", "content": content}])
     if whole.ids[: len(prompt)] != list(prompt):
         return None, []
@@ -78,7 +80,7 @@ def _gold(
 
 
 def content_for(renderer: ChatRenderer, content: Content) -> Content:
-    """The parts of an answer where the template knows parts, its plain text everywhere else."""
+    """The parts of an answer where the template knows parts, everywhere else its words without the calls."""
     if isinstance(content, str) or "python_output" in renderer.template_for(None):
         return content
-    return visible(content)
+    return "".join(part["text"] for part in content if part["type"] == "text")

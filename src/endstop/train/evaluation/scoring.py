@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from endstop.models.decoder import Decoder
+from endstop.protocol.errors import EndstopError
 
 BATCH_TOKENS = 8192
 """Tokens of one forward pass, padding included."""
@@ -64,7 +65,7 @@ def score_spans(
 
     Rows of about the same length are computed together, padded at their right, which no token before it sees.
     Logits are made for the targets only, 128 MiB of them at once. The model is put into evaluation mode for
-    the time of the call.
+    the time of the call. Raises EndstopError where it gives no numbers.
     """
     scores: list[SpanScores | None] = [None] * len(spans)
     stops = sorted(token_id for token_id in set(stop_ids) if token_id < model.config.vocab_size)
@@ -123,5 +124,7 @@ def _scored(model: Decoder, spans: Sequence[Span], stops: Sequence[int]) -> list
         stop = (logits[:, stops].logsumexp(-1) - norm).exp() if stops else torch.zeros_like(norm)
         p_stop.append(stop.double().cpu())
     lengths = [span.end - span.start for span in spans]
+    if any(bool(part.isnan().any()) for part in nats):
+        raise EndstopError("the model gives no numbers (NaN): its weights are damaged.")
     columns = [torch.split(torch.cat(parts), lengths) for parts in (nats, greedy, p_stop)]
     return [SpanScores(*parts) for parts in zip(*columns, strict=True)]

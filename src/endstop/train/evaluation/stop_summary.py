@@ -25,6 +25,7 @@ class AnswerRecord:
             None where the template cannot show it behind this prompt.
         correct: judged right by its task. content_ok: right, or it begins with the right answer.
         only, ends: of the example, see ChatExample.
+        wrote_output: the model itself wrote the tag in front of a tool's output, which is the runtime's.
         p_stop_at_gold: P(stop) behind the right answer, teacher-forced. p_stop_before_gold: its largest value
             in front of a token of it that the model would say itself.
     """
@@ -43,6 +44,7 @@ class AnswerRecord:
     content_ok: bool
     only: bool = False
     ends: bool = True
+    wrote_output: bool = False
     p_stop_at_gold: float | None = None
     p_stop_before_gold: float | None = None
 
@@ -75,6 +77,7 @@ class StopSummary:
         known: answers for which the right length is known; premature, late: of them, the share that stopped
             with fewer or more tokens than the right answer; stop_error: mean of tokens too many or missing,
             over those that stopped.
+        wrote_output: the model wrote a tool's output by itself.
         p_stop_at_gold: mean of P(stop) behind the right answer; p_stop_before_gold: mean of its largest
             value inside it.
     """
@@ -89,6 +92,7 @@ class StopSummary:
     premature: float | None
     late: float | None
     stop_error: float | None
+    wrote_output: float | None
     p_stop_at_gold: float | None
     p_stop_before_gold: float | None
 
@@ -114,6 +118,7 @@ def summary_of(records: Iterable[AnswerRecord]) -> StopSummary:
         premature=sum(error < 0 for error in errors) / len(known) if known else None,
         late=sum(error > 0 for error in errors) / len(known) if known else None,
         stop_error=_mean(errors),
+        wrote_output=_mean([record.wrote_output for record in found]),
         p_stop_at_gold=_mean(at_gold),
         p_stop_before_gold=_mean(before),
     )
