@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -304,21 +305,19 @@ def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[Merge]:
     merges: dict[Merge, int] = {}
     parts: dict[bytes, Merge] = {}
     earlier = {token for token in ranks if len(token) == 1}
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+    for token, rank in sorted(ranks.items(), key=itemgetter(1)):
         if token in earlier:
             continue
-        splits = [
-            (left, right)
-            for at in range(1, len(token))
-            if (left := token[:at]) in earlier and (right := token[at:]) in earlier
-        ]
-        earlier.add(token)
-        if len(splits) > 1:
-            splits = [split for split in splits if _left_apart(*split, ranks, merges, parts)]
-        if not splits:
+        # There is one such pair at most; the second of it is short more often than not.
+        for at in range(len(token) - 1, 0, -1):
+            left, right = token[:at], token[at:]
+            if left in earlier and right in earlier and _left_apart(left, right, ranks, merges, parts):
+                break
+        else:
             raise ValueError(f"token {rank} ({token!r}) is not made of two earlier tokens")
-        parts[token] = splits[0]
-        merges[splits[0]] = rank
+        earlier.add(token)
+        parts[token] = left, right
+        merges[left, right] = rank
     return list(merges)
 
 
