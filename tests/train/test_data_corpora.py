@@ -282,7 +282,8 @@ def test_a_debian_package_is_fetched_and_unpacked_without_root(tmp_path, monkeyp
         "dpkg-deb",
         "import sys, pathlib, shutil\nassert sys.argv[1] == '-x'\n"
         "assert pathlib.Path(sys.argv[2]).is_file()\n"
-        "place = pathlib.Path(sys.argv[3])\nassert place.is_dir()\nplace /= 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
+        "place = pathlib.Path(sys.argv[3])\nassert place.is_dir()\n"
+        "place /= 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
         f"for name in ('gcide.dict.dz', 'gcide.index'):\n    shutil.copy('{tmp_path}/' + name, place)\n",
     )
     monkeypatch.setenv("PATH", str(tools))
