@@ -36,11 +36,11 @@ class TaskReport:
     """One task.
 
     Attributes:
-        count: questions that were asked. skipped: those longer than the window.
+        examples: questions that were asked. skipped: those longer than the window.
         accuracy: share of right answers (of all samples), centred by the baseline; None where answers have no
             end or nothing was asked.
         pass_at: k -> chance that one of k samples is right, for the powers of two up to the samples.
-        summary: how answers ended (generative tasks). false_stop: for answers without an end.
+        stop: how answers ended (generative tasks). false_stop: for answers without an end.
         by_length: the same for ranges of the right answer's length in tokens.
         letter_share: mean probability of all letters together (categorical tasks).
         records: the answers themselves.
@@ -48,13 +48,13 @@ class TaskReport:
 
     name: str
     kind: str
-    count: int
+    examples: int
     skipped: int
     baseline: float
     accuracy: float | None
     centred: float | None
     pass_at: Mapping[int, float] = field(default_factory=dict)
-    summary: StopSummary | None = None
+    stop: StopSummary | None = None
     false_stop: float | None = None
     by_length: Mapping[str, StopSummary] = field(default_factory=dict)
     letter_share: float | None = None
@@ -68,27 +68,24 @@ class ChatReport:
     Attributes:
         chat_core: mean of the tasks' centred accuracies (nanochat's ChatCORE is this over ARC-Easy,
             ARC-Challenge, MMLU, GSM8K and HumanEval).
-        summary: over all generated answers that have an end. false_stop: over those that have none.
+        stop: over all generated answers that have an end. false_stop: over those that have none.
         settings: samples, temperature, limits and seed.
     """
 
     tasks: tuple[TaskReport, ...]
     chat_core: float | None
-    summary: StopSummary
+    stop: StopSummary
     false_stop: float | None
     settings: Mapping[str, Any]
     seconds: float
 
     def as_dict(self, *, records: bool = True) -> dict[str, Any]:
-        """For JSON, the tasks by their names, with or without the answers themselves."""
+        """For JSON, with or without the answers themselves."""
         found = asdict(self)
-        found["tasks"] = {}
-        for report in self.tasks:
-            task = asdict(report)
-            del task["name"], task["records"]
+        for task, report in zip(found["tasks"], self.tasks, strict=True):
+            del task["records"]
             if records:
                 task["records"] = [_record_dict(record) for record in report.records]
-            found["tasks"][report.name] = task
         return found
 
 
@@ -169,7 +166,7 @@ def evaluate_chat(
     return ChatReport(
         tasks=tuple(reports),
         chat_core=sum(marks) / len(marks) if marks else None,
-        summary=summary_of(answers),
+        stop=summary_of(answers),
         false_stop=false_stop_rate(answers),
         settings={"examples": n, **options},
         seconds=time.monotonic() - started,
@@ -196,7 +193,7 @@ def _of_answers(
     return TaskReport(
         **_common(task, asked, skipped, accuracy),
         pass_at=_pass_at(answers, samples) if task.ends and samples > 1 else {},
-        summary=summary_of(answers) if task.ends else None,
+        stop=summary_of(answers) if task.ends else None,
         false_stop=false_stop_rate(answers),
         by_length=by_gold_length(answers),
         records=answers,
@@ -207,7 +204,7 @@ def _common(task: ChatTask, asked: int, skipped: int, accuracy: float | None) ->
     return {
         "name": task.name,
         "kind": task.kind,
-        "count": asked,
+        "examples": asked,
         "skipped": skipped,
         "baseline": task.baseline,
         "accuracy": accuracy,
