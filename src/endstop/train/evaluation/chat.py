@@ -118,7 +118,8 @@ def evaluate_chat(
         samples: answers to each question. temperature: by default 0 for one sample, 1 for several.
         max_tokens: limit of an answer; see `generative.answer`.
         teacher_forced: measure P(stop) along the right answers.
-        progress: told the task (`answers` for all that are sampled), the questions done and all there are.
+        progress: told a task, how many of its questions are done and how many there are. Tasks that are
+            sampled share one batch; what is done is counted as if it came in their order.
 
     Deterministic: in float32 a question gets the same answers whatever else is asked beside it.
     """
@@ -143,12 +144,13 @@ def evaluate_chat(
         "seed": seed,
     }
     asked = [(task, *rendered(model, task, n)) for task in tasks]
+    sampled = [(task, found) for task, found, _ in asked if task.kind == "generative"]
     answers = answer(
         model,
-        [(task, question) for task, found, _ in asked if task.kind == "generative" for question in found],
+        [(task, question) for task, found in sampled for question in found],
         **options,
         teacher_forced=teacher_forced,
-        progress=None if progress is None else _for_task(progress, "answers"),
+        progress=None if progress is None else _in_order(progress, sampled),
     )
     by_task: dict[str, list[AnswerRecord]] = {}
     for record in answers:
@@ -175,6 +177,17 @@ def evaluate_chat(
 
 def _for_task(progress: TaskProgress, name: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(name, done, total)
+
+
+def _in_order(
+    progress: TaskProgress, tasks: Sequence[tuple[ChatTask, Sequence[Any]]]
+) -> Callable[[int, int], None]:
+    places = [
+        (task.name, number, len(questions))
+        for task, questions in tasks
+        for number in range(1, len(questions) + 1)
+    ]
+    return lambda done, total: progress(*places[done - 1])
 
 
 def _of_choices(task: ChatTask, skipped: int, choices: Sequence[ChoiceRecord]) -> TaskReport:
