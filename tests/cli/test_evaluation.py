@@ -27,15 +27,15 @@ def test_eval_chat_as_json_and_in_a_file(endstop: Run, said: Path, home: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    counts = {name: task["count"] for name, task in report["tasks"].items()}
+    counts = {task["name"]: task["examples"] for task in report["tasks"]}
     assert counts == {"echo": 3, "bee": 3, "count-on": 3}
-    assert report["summary"]["natural_stop"] == 1.0
+    assert report["stop"]["natural_stop"] == 1.0
     assert report["false_stop"] == 1.0
     assert report["settings"]["temperature"] == 0.0
-    assert "records" not in report["tasks"]["echo"]
+    assert "records" not in report["tasks"][0]
     written = json.loads((home / "report.json").read_text())
-    assert [record["output"] for record in written["tasks"]["echo"]["records"]] == ["abc"] * 3
-    assert written["summary"] == report["summary"]
+    assert [record["output"] for record in written["tasks"][0]["records"]] == ["abc"] * 3
+    assert written["stop"] == report["stop"]
 
 
 def test_eval_chat_shows_a_table(endstop: Run, said: Path) -> None:
@@ -57,7 +57,7 @@ def test_eval_chat_with_a_local_data_set(endstop: Run, said: Path, home: Path) -
     arguments = ("eval", "chat", str(said), "--data", "sets")
     done = endstop(*arguments, "--tasks", "mmlu", "--examples", "0", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tasks"]["mmlu"]["kind"] == "categorical"
+    assert json.loads(done.stdout)["tasks"][0]["kind"] == "categorical"
     missing = endstop(*arguments, "--tasks", "gsm8k")
     assert "there is no gsm8k in sets" in one_sentence(missing)
 

@@ -47,20 +47,20 @@ def test_every_way_to_end(tmp_path: Path) -> None:
     assert [record.content_ok for record in answers(report)] == [True, True, False, False, False]
     assert [record.stop_error for record in answers(report)] == [0, 1, -1, 0, -5]
     assert [record.gold_tokens for record in answers(report)] == [3, 2, 4, 3, 8]
-    stop = report.summary
+    stop = report.stop
     assert (stop.n, stop.known) == (5, 5)
     assert (stop.exact, stop.correct, stop.content_ok) == (0.2, 0.2, 0.4)
     assert (stop.premature, stop.late, stop.overrun, stop.natural_stop) == (0.4, 0.2, 0.0, 1.0)
     assert stop.stop_error == pytest.approx(-1.0)
     assert report.chat_core == report.tasks[0].accuracy == 0.2
-    assert report.tasks[0].summary == stop
+    assert report.tasks[0].stop == stop
 
 
 def test_a_model_that_never_stops_has_its_content_right(tmp_path: Path) -> None:
     # Behind c it says d, and d for ever.
     model = bigram({**chain("abcd", None), ord("d"): {ord("d"): 12.0}})
     report = evaluated(model, tmp_path, asked("abc", "x"))
-    stop = report.summary
+    stop = report.stop
     assert (stop.content_ok, stop.exact, stop.overrun, stop.natural_stop) == (0.5, 0.0, 1.0, 0.0)
     assert (stop.premature, stop.late, stop.stop_error) == (0.0, 0.0, None)
     # Twice the right answer and 32 more.
@@ -122,7 +122,7 @@ def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> No
         OUTPUT_START: {END: 12.0},
     }
     made_up = evaluated(bigram(logits), tmp_path / "1", asked("a"))
-    assert made_up.summary.wrote_output == 1.0
+    assert made_up.stop.wrote_output == 1.0
     # What the runtime writes does not count.
     logits[ord("x")] = {}
     logits[PYTHON_START] = {ord("1"): 12.0}
@@ -130,13 +130,13 @@ def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> No
     logits[OUTPUT_END] = {END: 12.0}
     computed = evaluated(bigram(logits), tmp_path / "2", asked("a"))
     assert answers(computed)[0].output == "11"
-    assert computed.summary.wrote_output == 0.0
+    assert computed.stop.wrote_output == 0.0
 
 
 def test_prompts_without_an_end(tmp_path: Path) -> None:
     task = asked("abcabc", ends=False)
     stops = evaluated(bigram(chain("abc")), tmp_path / "1", task)
-    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.summary.n) == (
+    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.stop.n) == (
         1.0,
         None,
         None,
@@ -149,8 +149,8 @@ def test_prompts_without_an_end(tmp_path: Path) -> None:
 
 def test_an_answer_that_may_differ_has_no_stop_error(tmp_path: Path) -> None:
     report = evaluated(bigram(chain("abc")), tmp_path, asked("other", only=False))
-    assert (report.summary.known, report.summary.stop_error, report.summary.premature) == (0, None, None)
-    assert report.summary.natural_stop == 1.0
+    assert (report.stop.known, report.stop.stop_error, report.stop.premature) == (0, None, None)
+    assert report.stop.natural_stop == 1.0
 
 
 def test_choices_by_their_letters(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_choices_by_their_letters(tmp_path: Path) -> None:
     both = (math.exp(3) + math.exp(2) + 2) / total
     shares = [both, both, (math.exp(2) + 1) / total, 2 / total]
     assert report.tasks[0].letter_share == pytest.approx(sum(shares) / 4, rel=1e-4)
-    assert report.summary.n == 0
+    assert report.stop.n == 0
 
 
 def test_several_samples_and_pass_at_k(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_forced_answers_equal_the_decoder(tmp_path: Path, max_rows: int) -> None
 def test_weights_under_training_can_be_evaluated(tmp_path: Path) -> None:
     model = bigram(chain("abc"))
     engine = engine_of(model, save(model, tmp_path / "model"))
-    assert evaluate_chat(engine, [asked("abc")]).summary.exact == 1.0
+    assert evaluate_chat(engine, [asked("abc")]).stop.exact == 1.0
     engine.load_weights(bigram(chain("xyz")).state_dict())
-    assert evaluate_chat(engine, [asked("abc")]).summary.exact == 0.0
+    assert evaluate_chat(engine, [asked("abc")]).stop.exact == 0.0
 
 
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
@@ -247,13 +247,13 @@ def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None
         engine, tasks, n=2, max_tokens=4, progress=lambda name, done, total: told.append((name, done, total))
     )
     assert [task.name for task in report.tasks] == [task.name for task in tasks]
-    assert all(task.count == 2 for task in report.tasks)
-    assert report.summary.n == 2 * len(SYNTHETIC)
-    assert told[-1] == ("answers", 36, 36)
+    assert all(task.examples == 2 for task in report.tasks)
+    assert report.stop.n == 2 * len(SYNTHETIC)
+    assert told == [(task.name, number, 2) for task in tasks for number in (1, 2)]
     as_dict = report.as_dict(records=False)
-    assert "records" not in as_dict["tasks"]["echo"]
+    assert "records" not in as_dict["tasks"][0]
     text = json.dumps(report.as_dict(), allow_nan=False)
-    assert json.loads(text)["tasks"]["echo"]["records"][0]["finish_reason"] in ("stop", "length")
+    assert json.loads(text)["tasks"][0]["records"][0]["finish_reason"] in ("stop", "length")
     # The right answers, said by somebody who knows them, are right.
     for task in tasks[:-1]:
         for example in (task.examples[0], task.examples[2]):
@@ -273,7 +273,7 @@ def test_prompts_longer_than_the_window_are_counted(tmp_path: Path) -> None:
     task = asked("abc")
     both = ChatTask("both", [*task.examples, long], task.right)
     report = evaluated(model, tmp_path, both)
-    assert (report.tasks[0].count, report.tasks[0].skipped, report.tasks[0].accuracy) == (1, 1, 1.0)
+    assert (report.tasks[0].examples, report.tasks[0].skipped, report.tasks[0].accuracy) == (1, 1, 1.0)
 
 
 def test_a_foreign_model_with_its_own_template(tmp_path: Path) -> None:

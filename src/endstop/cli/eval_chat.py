@@ -155,10 +155,10 @@ def _table(report: ChatReport) -> Table:
         caption=f"shares in percent; mean of centred accuracies {core}{false_stop}",
         caption_justify="left",
     )
-    summary = _ends(report.summary if report.summary.n else None)
+    summary = _ends(report.stop if report.stop.n else None)
     table.add_column("task", footer="all")
-    table.add_column("asked", justify="right", footer=f"{sum(task.count for task in report.tasks):,}")
-    table.add_column("right", justify="right", footer=_percent(report.summary.correct))
+    table.add_column("asked", justify="right", footer=f"{sum(task.examples for task in report.tasks):,}")
+    table.add_column("right", justify="right", footer=_percent(report.stop.correct))
     for name, value in zip(_ENDS, summary, strict=True):
         table.add_column(name, justify="right", footer=value)
     for task in report.tasks:
@@ -167,7 +167,7 @@ def _table(report: ChatReport) -> Table:
             if task.false_stop is None
             else f"{task.name} (no end: {_percent(task.false_stop)} stop)"
         )
-        table.add_row(name, f"{task.count:,}", _percent(task.accuracy), *_ends(task.summary))
+        table.add_row(name, f"{task.examples:,}", _percent(task.accuracy), *_ends(task.stop))
         for k, chance in task.pass_at.items():
             if k > 1:
                 table.add_row(f"  pass@{k}", "", _percent(chance), *[""] * len(_ENDS))

@@ -36,11 +36,11 @@ class TaskReport:
     """One task.
 
     Attributes:
-        count: questions that were asked. skipped: those longer than the window.
+        examples: questions that were asked. skipped: those longer than the window.
         accuracy: share of right answers (of all samples), centred by the baseline; None where answers have no
             end or nothing was asked.
         pass_at: k -> chance that one of k samples is right, for the powers of two up to the samples.
-        summary: how answers ended (generative tasks). false_stop: for answers without an end.
+        stop: how answers ended (generative tasks). false_stop: for answers without an end.
         by_length: the same for ranges of the right answer's length in tokens.
         letter_share: mean probability of all letters together (categorical tasks).
         records: the answers themselves.
@@ -48,13 +48,13 @@ class TaskReport:
 
     name: str
     kind: str
-    count: int
+    examples: int
     skipped: int
     baseline: float
     accuracy: float | None
     centred: float | None
     pass_at: Mapping[int, float] = field(default_factory=dict)
-    summary: StopSummary | None = None
+    stop: StopSummary | None = None
     false_stop: float | None = None
     by_length: Mapping[str, StopSummary] = field(default_factory=dict)
     letter_share: float | None = None
@@ -68,27 +68,24 @@ class ChatReport:
     Attributes:
         chat_core: mean of the tasks' centred accuracies (nanochat's ChatCORE is this over ARC-Easy,
             ARC-Challenge, MMLU, GSM8K and HumanEval).
-        summary: over all generated answers that have an end. false_stop: over those that have none.
+        stop: over all generated answers that have an end. false_stop: over those that have none.
         settings: samples, temperature, limits and seed.
     """
 
     tasks: tuple[TaskReport, ...]
     chat_core: float | None
-    summary: StopSummary
+    stop: StopSummary
     false_stop: float | None
     settings: Mapping[str, Any]
     seconds: float
 
     def as_dict(self, *, records: bool = True) -> dict[str, Any]:
-        """For JSON, the tasks by their names, with or without the answers themselves."""
+        """For JSON, with or without the answers themselves."""
         found = asdict(self)
-        found["tasks"] = {}
-        for report in self.tasks:
-            task = asdict(report)
-            del task["name"], task["records"]
+        for task, report in zip(found["tasks"], self.tasks, strict=True):
+            del task["records"]
             if records:
                 task["records"] = [_record_dict(record) for record in report.records]
-            found["tasks"][report.name] = task
         return found
 
 
@@ -121,7 +118,8 @@ def evaluate_chat(
         samples: answers to each question. temperature: by default 0 for one sample, 1 for several.
         max_tokens: limit of an answer; see `generative.answer`.
         teacher_forced: measure P(stop) along the right answers.
-        progress: told the task (`answers` for all that are sampled), the questions done and all there are.
+        progress: told a task, how many of its questions are done and how many there are. Tasks that are
+            sampled share one batch; what is done is counted as if it came in their order.
 
     Deterministic: in float32 a question gets the same answers whatever else is asked beside it.
     """
@@ -146,12 +144,13 @@ def evaluate_chat(
         "seed": seed,
     }
     asked = [(task, *rendered(model, task, n)) for task in tasks]
+    sampled = [(task, found) for task, found, _ in asked if task.kind == "generative"]
     answers = answer(
         model,
-        [(task, question) for task, found, _ in asked if task.kind == "generative" for question in found],
+        [(task, question) for task, found in sampled for question in found],
         **options,
         teacher_forced=teacher_forced,
-        progress=None if progress is None else _for_task(progress, "answers"),
+        progress=None if progress is None else _in_order(progress, sampled),
     )
     by_task: dict[str, list[AnswerRecord]] = {}
     for record in answers:
@@ -169,7 +168,7 @@ def evaluate_chat(
     return ChatReport(
         tasks=tuple(reports),
         chat_core=sum(marks) / len(marks) if marks else None,
-        summary=summary_of(answers),
+        stop=summary_of(answers),
         false_stop=false_stop_rate(answers),
         settings={"examples": n, **options},
         seconds=time.monotonic() - started,
@@ -178,6 +177,17 @@ def evaluate_chat(
 
 def _for_task(progress: TaskProgress, name: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(name, done, total)
+
+
+def _in_order(
+    progress: TaskProgress, tasks: Sequence[tuple[ChatTask, Sequence[Any]]]
+) -> Callable[[int, int], None]:
+    places = [
+        (task.name, number, len(questions))
+        for task, questions in tasks
+        for number in range(1, len(questions) + 1)
+    ]
+    return lambda done, total: progress(*places[done - 1])
 
 
 def _of_choices(task: ChatTask, skipped: int, choices: Sequence[ChoiceRecord]) -> TaskReport:
@@ -196,7 +206,7 @@ def _of_answers(
     return TaskReport(
         **_common(task, asked, skipped, accuracy),
         pass_at=_pass_at(answers, samples) if task.ends and samples > 1 else {},
-        summary=summary_of(answers) if task.ends else None,
+        stop=summary_of(answers) if task.ends else None,
         false_stop=false_stop_rate(answers),
         by_length=by_gold_length(answers),
         records=answers,
@@ -207,7 +217,7 @@ def _common(task: ChatTask, asked: int, skipped: int, accuracy: float | None) ->
     return {
         "name": task.name,
         "kind": task.kind,
-        "count": asked,
+        "examples": asked,
         "skipped": skipped,
         "baseline": task.baseline,
         "accuracy": accuracy,
