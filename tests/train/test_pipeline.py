@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import transformers
 from endstop.models.load import load_model
 from endstop.protocol.errors import EndstopError
 from endstop.train.pipeline import Pipeline, run_pipeline, scaled, stage_settings, tokenizer_texts
-from endstop.train.presets import preset
+from endstop.train.presets import ReinforcementNumbers, preset
 from endstop.train.run_directory import RunDirectory
 
 
@@ -56,12 +57,9 @@ def test_a_run_is_resumed_to_its_end(shape: str, tmp_path: Path) -> None:
     class Interrupted(Exception):
         pass
 
-    pipeline = Pipeline(
-        preset("tiny").with_shape("llama" if shape == "llama" else "nanochat"),
-        tmp_path / "run",
-        scale=0.004,
-        examples=1,
-    )
+    small = ReinforcementNumbers(1, questions=2, samples=2, max_tokens=16, evaluation_questions=8)
+    wanted = replace(preset("tiny").with_shape("llama" if shape == "llama" else "nanochat"), rl=small)
+    pipeline = Pipeline(wanted, tmp_path / "run", scale=0.003, examples=1)
     heard: list[tuple[str, float]] = []
 
     def interrupt(part: str, share: float, words: str) -> None:

@@ -207,6 +207,7 @@ def _train_rl(
             questions=numbers.questions,
             samples=numbers.samples,
             max_tokens=numbers.max_tokens,
+            evaluation_questions=numbers.evaluation_questions,
             lr_fraction=numbers.rate,
             optimizer=pipeline.preset.sft.optimizer,
             save_every=max(1, numbers.steps // 4),

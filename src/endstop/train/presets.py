@@ -26,7 +26,7 @@ class ReinforcementNumbers:
 
     Attributes:
         steps: optimiser steps. questions: in a step. samples: answers to each. max_tokens: of an answer.
-        rate: learning rates, as a fraction of the base stage's.
+        rate: learning rates, as a fraction of the SFT stage's. evaluation_questions: held-out ones.
     """
 
     steps: int
@@ -34,6 +34,7 @@ class ReinforcementNumbers:
     samples: int = 16
     max_tokens: int = 256
     rate: float = 0.05
+    evaluation_questions: int = 128
 
 
 @dataclass(frozen=True, slots=True)
