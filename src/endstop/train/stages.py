@@ -346,12 +346,11 @@ def check_labels(
 def _first_rows(
     conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
 ) -> Iterable[tuple[Row, Sequence[Any]]]:
-    order = conversations.order(settings.seed)
-    for number in range(min(count, len(conversations))):
-        place = order[number]
-        if conversations.parts[place.part].is_stream:
-            continue
-        messages = conversations.item(place)
+    from endstop.train.data.mixture import ShardReader
+
+    reader = ShardReader(conversations.order(settings.seed), 0, 1)
+    for _ in range(min(count, len(conversations))):
+        messages = reader.item(reader.next_place())
         for row in chat_rows(renderer, messages, settings.row_length + 1).rows:
             yield row, messages
 
