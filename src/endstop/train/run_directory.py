@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +50,25 @@ class StageDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Make the directory and write the settings; EndstopError where there is a stage already."""
+    def require_new(self) -> None:
+        """EndstopError where there is a stage already."""
         if self.settings.exists() or self.model.exists():
             raise EndstopError(
                 f"{self.path} holds a stage already: continue it with --resume, or choose another --run."
             )
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Make the directory and write the settings; EndstopError where there is a stage already."""
+        self.require_new()
+        self.write_settings(settings)
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        """Write the settings, whole or not at all, into a directory that is made if need be."""
+        partial = self.path / ".settings.json.partial"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.settings, settings)
+            write_json(partial, settings)
+            os.replace(partial, self.settings)
         except OSError as error:
             raise EndstopError(f"{self.path} cannot be written: {error.strerror or error}.") from error
 

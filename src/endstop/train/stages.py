@@ -188,6 +188,8 @@ def run_stage(
     """
     directory = run.stage(settings.stage)
     check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
+    if not resume:
+        done_by_main(directory.require_new, process)
     settings = settled(settings, directory, process, resume)
     decoder, vocabulary = starting_point(settings, run)
     _check_length(settings, decoder)
@@ -270,8 +272,6 @@ def _begin(
     position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
     if resume and process.main:
         remove_partial(directory.checkpoints)
-    elif not resume:
-        done_by_main(lambda: directory.begin(settings.to_json()), process)
     newest = newest_shared(directory.checkpoints, process) if resume else None
     if newest is not None:
         found = load_checkpoint(newest, model, optimizers, loader, tokenizer)
@@ -282,10 +282,13 @@ def _begin(
         if before is None:
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
         load_training_state(before / "training", model, optimizers)
-    if process.main:
+
+    def write() -> None:
+        directory.write_settings(settings.to_json())
         # Without a checkpoint even the evaluation before the first step comes again.
         cut_metrics(directory.metrics, position.step if newest is not None else -1)
-        write_json(directory.settings, settings.to_json())
+
+    done_by_main(write, process)
     return position
 
 
