@@ -64,13 +64,7 @@ class StageDirectory:
 
     def write_settings(self, settings: dict[str, Any]) -> None:
         """Write the settings, whole or not at all, into a directory that is made if need be."""
-        partial = self.path / ".settings.json.partial"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(partial, settings)
-            os.replace(partial, self.settings)
-        except OSError as error:
-            raise EndstopError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+        write_object(self.settings, settings)
 
     def read_settings(self) -> dict[str, Any]:
         """The settings the stage was begun with; EndstopError where it was not begun."""
@@ -119,6 +113,17 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
     """The tokenizer's files of a directory, and generation_config.json, by name."""
     files = {name: directory / name for name in TOKENIZER_FILES}
     return {name: path.read_bytes() for name, path in files.items() if path.is_file()}
+
+
+def write_object(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object, whole or not at all; EndstopError on a full disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(partial, value)
+        os.replace(partial, path)
+    except OSError as error:
+        raise EndstopError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def read_object(path: Path, missing: str) -> dict[str, Any]:
