@@ -196,3 +196,15 @@ def test_words_for_numbers() -> None:
     ]
     times = [40, 600, 3 * 3600 + 51 * 60, 4 * 86_400, 20 * 365 * 86_400]
     assert [duration(time) for time in times] == ["40 s", "10 min", "3 h 51 min", "4 days", "20 years"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_data_of_every_preset_are_spelled_as_the_command_line_has_them(name: str) -> None:
+    from endstop.train.data_arguments import DataArgument
+    from endstop.train.tasks.registry import registry
+
+    for settings in (preset(name).base, preset(name).mid, preset(name).sft):
+        assert settings.data
+        for argument in map(DataArgument.parse, settings.data):
+            assert argument.place.startswith("hub:") or argument.place in registry
+            assert argument.count is not None
