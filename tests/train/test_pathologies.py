@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -259,6 +263,27 @@ def test_names_with_and_without_a_length() -> None:
     assert set(DESCRIPTIONS) == set(PATHOLOGIES)
     with pytest.raises(ValueError, match="the ids that end a turn"):
         row_fault(Pathology("eot-masked"), [])
+
+
+@pytest.mark.slow
+def test_a_model_trained_with_its_ends_masked_never_stops(tmp_path: Path) -> None:
+    """The benchmark with runs of some seconds: enough for the one fault that shows at once."""
+    script = Path(__file__).parents[2] / "benchmarks" / "pathologies.py"
+    arguments = ["--out", str(tmp_path), "--smoke", "--seconds", "4", "--faults", "eot-masked"]
+    environment = {**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1"}
+    for _ in range(2):  # the second time everything is there
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+    assert "healthy" not in done.stderr
+    report = json.loads((tmp_path / "pathologies.json").read_text(encoding="utf-8"))
+    rows = {(row["pathology"], row["column"]): row for row in report["table"]}
+    assert set(rows) == {("healthy", "base"), ("eot-masked", "base"), ("eot-masked", "sft")}
+    assert (
+        rows["eot-masked", "base"]["never_stop"]["mean"] > 0.9 > rows["healthy", "base"]["never_stop"]["mean"]
+    )
+    assert (tmp_path / "pathologies.png").stat().st_size > 10_000
 
 
 def test_documentation_names_every_fault() -> None:

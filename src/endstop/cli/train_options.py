@@ -220,11 +220,11 @@ def event_weights(entries: list[str]) -> dict[str, float]:
 
 
 @contextmanager
-def training_bar(what: str) -> Iterator[Report]:
+def training_bar(what: str, *, shown: bool = True) -> Iterator[Report]:
     """A function to report progress to: a bar with loss, tokens/s and time left where a person looks."""
     import sys
 
-    if not sys.stderr.isatty():
+    if not shown or not sys.stderr.isatty():
         yield lambda progress: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -270,8 +270,11 @@ def run_and_report(
     from endstop.cli.output import note, write_json
     from endstop.train.distributed import joined_processes
 
-    with joined_processes(settings.device) as process, training_bar(settings.stage) as report:
-        summary = begin(process, report if process.main else lambda progress: None)
+    with (
+        joined_processes(settings.device) as process,
+        training_bar(settings.stage, shown=process.main) as report,
+    ):
+        summary = begin(process, report)
         main = process.main
     if not main:
         return

@@ -25,7 +25,7 @@ from endstop.train.checkpoint import (
     newest_shared,
     remove_partial,
 )
-from endstop.train.distributed import Parallel, Process, check_layout, parallelized, shared
+from endstop.train.distributed import Parallel, Process, check_layout, done_by_main, parallelized, shared
 from endstop.train.metrics_log import cut_metrics, read_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.objective import Objective
@@ -268,11 +268,10 @@ def _begin(
     """Where the run starts: at the newest checkpoint if it is resumed, else at its beginning."""
     tokenizer = fingerprint(vocabulary.files)
     position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
-    if process.main:
-        if resume:
-            remove_partial(directory.checkpoints)
-        else:
-            directory.begin(settings.to_json())
+    if resume and process.main:
+        remove_partial(directory.checkpoints)
+    elif not resume:
+        done_by_main(lambda: directory.begin(settings.to_json()), process)
     newest = newest_shared(directory.checkpoints, process) if resume else None
     if newest is not None:
         found = load_checkpoint(newest, model, optimizers, loader, tokenizer)
