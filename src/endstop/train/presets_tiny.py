@@ -44,7 +44,7 @@ MODEL = ModelSettings(depth=4, hidden_size=128, head_dim=32, context=256)
 # Rates of embedding and output matrix are multiplied by (128 / 768)^-0.5 = 2.45.
 OPTIMIZER = OptimizerSettings(matrix_lr=0.02, embedding_lr=0.004, head_lr=0.004)
 
-BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 3_000_000, 4_000_000, 5_000_000
+BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 2_000_000, 3_000_000, 5_000_000
 
 
 def data(examples: int, *, base: bool = False) -> tuple[str, ...]:

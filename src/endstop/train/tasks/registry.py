@@ -1,7 +1,7 @@
 """All tasks by name.
 
-A name that ends in `-hard` is the same task with longer answers than the plain one ever has: what is asked
-of reinforcement learning, and what measures how far lengths generalise.
+A name that ends in `-hard` is the same task with longer words, higher counts or larger numbers than the plain
+one ever has: what is asked of reinforcement learning, and what measures how far lengths generalise.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ HARD: tuple[Task, ...] = (
     _count.with_knobs("count-hard", numbers=(9, 13)),
     _letters.with_knobs("letters-hard", length=(9, 12)),
     _close.with_knobs("close-hard", depth=(8, 11)),
-    _calc.with_knobs("calc-hard", digits=(4, 5)),
-    _story.with_knobs("story-hard", two_steps=1.0),
+    _calc.with_knobs("calc-hard", digits=(3, 4), terms=(3, 3)),
+    _story.with_knobs("story-hard", digits=(3, 3)),
 )
 
 COUNT_ON = Task("count-on", draw_count_on, "never: it has no end", ends=False)
