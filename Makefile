@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # pip takes the CPU build of torch for this range where one is at hand; newer ranges pull CUDA builds of several GB.
 TORCH := torch>=2.9,<2.14
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo train-tiny test test-slow lint format clean
 
 setup: $(VENV)/.ready
 
@@ -19,6 +19,11 @@ $(VENV)/.ready: pyproject.toml
 
 demo: setup
 	$(BIN)/endstop chat smollm2-135m-instruct -p "How do you say thank you in Chinese?" --max-tokens 64 --temperature 0 --stats
+
+# The whole pipeline on two CPU cores: a new run, or the rest of one that was interrupted.
+RUN ?= runs/tiny
+train-tiny: setup
+	$(BIN)/endstop train all --preset tiny --run $(RUN) --resume
 
 # Two test processes with one thread each: threads of several processes that wait for each other are many times slower.
 test: setup

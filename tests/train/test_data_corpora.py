@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -229,6 +231,28 @@ def test_what_fails_leaves_nothing(tmp_path):
         make_corpus(CORPORA["pydoc"], tmp_path / "file" / "below")
 
 
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+    left = tmp_path / "out" / ".pydoc.partial"
+    left.mkdir(parents=True)
+    (left / "pydoc.jsonl").write_text("from a process that was killed")
+    script = (
+        "import resource, signal, sys\n"
+        "from endstop.train.data.corpora import CORPORA, make_corpus\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "try:\n"
+        "    make_corpus(CORPORA['pydoc'], sys.argv[1])\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("EndstopError")
+    assert "pydoc.jsonl cannot be written: File too large" in said
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".lock"] == []
+
+
 def interrupted(root):
     yield "one"
     raise KeyboardInterrupt
@@ -257,11 +281,14 @@ def test_a_debian_package_is_fetched_and_unpacked_without_root(tmp_path, monkeyp
         tools,
         "dpkg-deb",
         "import sys, pathlib, shutil\nassert sys.argv[1] == '-x'\n"
-        "place = pathlib.Path(sys.argv[3]) / 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
+        "assert pathlib.Path(sys.argv[2]).is_file()\n"
+        "place = pathlib.Path(sys.argv[3])\nassert place.is_dir()\n"
+        "place /= 'usr/share/dictd'\nplace.mkdir(parents=True)\n"
         f"for name in ('gcide.dict.dz', 'gcide.index'):\n    shutil.copy('{tmp_path}/' + name, place)\n",
     )
     monkeypatch.setenv("PATH", str(tools))
-    made = make_corpus(CORPORA["gcide"], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    made = make_corpus(CORPORA["gcide"], "out")
     assert made.manifest["documents"] == 2
     assert made.manifest["fetched"].startswith("dict-gcide_1_all.deb (sha256 ")
     tool(tools, "apt-get", "import sys\nprint('E: Unable to locate package dict-gcide')\nsys.exit(100)\n")

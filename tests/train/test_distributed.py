@@ -146,8 +146,8 @@ def test_alone_nothing_is_exchanged() -> None:
     [
         (
             {"rows": 16, "shards": 8, "world": 3},
-            "8 data shards cannot be dealt out to 3 processes: start 1, 2, 4 or 8 processes, or begin a run "
-            "with 6 or 9 shards",
+            "8 data shards cannot be dealt out to 3 processes: the number of processes can be 1, 2, 4 or 8, "
+            "or begin a run with 6 or 9 data shards",
         ),
         (
             {"rows": 10, "shards": 8, "world": 2},

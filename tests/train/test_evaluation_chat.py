@@ -17,6 +17,7 @@ from endstop.train.evaluation.chat import ChatReport, engine_of, evaluate_chat
 from endstop.train.evaluation.chat_tasks import ChatExample, ChatTask, generated_task
 from endstop.train.evaluation.stop_summary import AnswerRecord, by_gold_length, summary_of
 from endstop.train.evaluation.teacher import last_logits, p_stop_along
+from endstop.train.run_results import read_run
 from endstop.train.tasks import SYNTHETIC, task_named, visible
 from tests.train.bigram_model import BOS, END, SPECIAL, START, bigram, chain, save
 from tests.train.tiny_policy import save_chat_model, tiny_decoder
@@ -135,7 +136,12 @@ def test_a_model_that_writes_the_output_of_its_tool_itself(tmp_path: Path) -> No
 def test_prompts_without_an_end(tmp_path: Path) -> None:
     task = asked("abcabc", ends=False)
     stops = evaluated(bigram(chain("abc")), tmp_path / "1", task)
-    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.stop.n) == (1.0, None, None, 0)
+    assert (stops.false_stop, stops.tasks[0].accuracy, stops.chat_core, stops.stop.n) == (
+        1.0,
+        None,
+        None,
+        0,
+    )
     goes_on = evaluated(bigram({**chain("abc", None), ord("c"): {ord("a"): 12.0}}), tmp_path / "2", task)
     assert goes_on.false_stop == 0.0
     assert answers(goes_on)[0].output == "abcabc"
@@ -243,7 +249,7 @@ def test_generated_tasks_with_a_model_that_knows_nothing(tmp_path: Path) -> None
     assert [task.name for task in report.tasks] == [task.name for task in tasks]
     assert all(task.examples == 2 for task in report.tasks)
     assert report.stop.n == 2 * len(SYNTHETIC)
-    assert ("echo", 2, 2) in told
+    assert told == [(task.name, number, 2) for task in tasks for number in (1, 2)]
     as_dict = report.as_dict(records=False)
     assert "records" not in as_dict["tasks"][0]
     text = json.dumps(report.as_dict(), allow_nan=False)
@@ -293,6 +299,21 @@ def test_a_base_model_is_refused(tmp_path: Path) -> None:
     (place / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(MissingTemplate, match="endstop eval base"):
         evaluate_chat(load_engine(place), [asked("a")])
+
+
+def test_a_run_finds_what_was_written_into_its_stage(tmp_path: Path) -> None:
+    report = evaluated(
+        bigram(chain("abc")), tmp_path, asked("abc", "ab"), replace(asked("aaaaaa", ends=False), name="on")
+    )
+    stage = tmp_path / "run" / "sft"
+    stage.mkdir(parents=True)
+    (stage / "summary.json").write_text('{"stage": "sft"}')
+    (stage / "eval-chat.json").write_text(json.dumps(report.as_dict()))
+    found = read_run(tmp_path / "run").stages[0].tasks
+    assert [(task.name, task.count, task.exact, task.late, task.false_stop) for task in found] == [
+        ("said", 2, 0.5, 0.5, None),
+        ("on", 1, None, None, 1.0),
+    ]
 
 
 def test_ranges_of_lengths() -> None:

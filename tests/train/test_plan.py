@@ -133,7 +133,7 @@ def test_rows_are_halved_until_they_fit_and_the_sentence_says_so() -> None:
     wanted = preset("d20")
     said = out_of_memory_sentence(wanted.config(), wanted.base, machine("4090"))
     assert f"use --micro-rows {found.micro_rows} " in said
-    assert "there are 24.0 GiB" in said
+    assert "there are 22.4 GiB" in said
     large = preset("d32")
     assert not plan(large, machine("4090")).fits
     assert "a smaller model" in out_of_memory_sentence(large.config(), large.base, machine("4090"))
@@ -144,7 +144,7 @@ def test_rows_are_halved_until_they_fit_and_the_sentence_says_so() -> None:
 def test_names_of_machines() -> None:
     assert (machine("8xh100").name, machine("RTX 4090").name, machine("1xH200").name) == (
         "8xH100",
-        "4090",
+        "RTX 4090",
         "H200",
     )
     assert (machine("8xH100").processes, machine("2xcpu").processes) == (8, 1)

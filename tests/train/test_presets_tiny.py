@@ -16,7 +16,7 @@ def test_every_synthetic_task_is_in_the_mixture_and_nothing_that_has_no_end():
 def test_a_mixture_has_about_as_many_examples_as_asked_for():
     counts = {name: int(count) for name, count in (item.split("@") for item in presets_tiny.data(10_000))}
     assert abs(sum(counts.values()) - 10_000) < 20
-    assert counts["until"] == max(counts.values())
+    assert counts["until"] == counts["letters"] == max(counts.values())
     assert "entry" not in counts
     assert any(item.startswith("entry@") for item in presets_tiny.data(10_000, base=True))
 

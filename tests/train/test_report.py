@@ -83,7 +83,7 @@ def test_a_whole_run_is_on_the_page(run: Path) -> None:
         "| questions of RL: right, and ended by itself |  |  |  | 70.0 % |",
         "| until | 100 | 50.0 % | 25.0 % | 75.0 % |  |  | 25.0 % |  |",
         "| sft | until | 100 |",
-        "| corpus-mid | 1 | 1,200 | public domain | https://example.org/corpus |",
+        "| corpus-mid (1,200) | public domain | https://example.org/corpus |",
         "| supervised ends | 345 |",
         "| right | 0.5 | 0.7 |",
         "| pass@1 | 0.4 | 0.6 |",

@@ -46,7 +46,7 @@ def chat(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 is off.", min=0)] = 0,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", help="Default: what the right answer suggests, else 512.", min=1),
+        typer.Option("--max-tokens", "-n", help="Default: 512, or what the answer suggests.", min=1),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Fixes the questions and every draw.")] = 0,
     data: Annotated[

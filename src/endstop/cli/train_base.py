@@ -23,6 +23,8 @@ def train_base(
     """Train a model on documents, every end of a document included.
 
     Example: endstop train base --run runs/first --depth 6 --data corpus.jsonl --steps 1000
+
+    On more GPUs: torchrun --nproc-per-node 8 -m endstop -- train base ... --data-shards 8
     """
     from endstop.cli.train_options import run_and_report, stage_settings
     from endstop.train.data_arguments import open_data

@@ -162,6 +162,7 @@ def stage_settings(
         settings = StageSettings.from_json(run.stage(stage).read_settings())
         init_from = init_from or settings.init_from
     else:
+        foreign = init_from is not None
         if stage != "base" and init_from is None:
             init_from = str(run.predecessor(stage))
         if preset is not None:
@@ -171,7 +172,7 @@ def stage_settings(
         else:
             if not any(name in changes for name in _LENGTHS):
                 raise ValueError("say how long to train: --steps, --tokens or --seconds, or a --preset")
-            settings = default_settings(stage, init_from, steps=1)
+            settings = default_settings(stage, init_from, steps=1, foreign=foreign)
     if any(name in changes for name in _LENGTHS):
         changes = {**dict.fromkeys(_LENGTHS), **changes}
     optimizer = {name: changes.pop(name) for name in _OPTIMIZER if name in changes}
@@ -220,11 +221,11 @@ def event_weights(entries: list[str]) -> dict[str, float]:
 
 
 @contextmanager
-def training_bar(what: str) -> Iterator[Report]:
+def training_bar(what: str, *, shown: bool = True) -> Iterator[Report]:
     """A function to report progress to: a bar with loss, tokens/s and time left where a person looks."""
     import sys
 
-    if not sys.stderr.isatty():
+    if not shown or not sys.stderr.isatty():
         yield lambda progress: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -270,8 +271,11 @@ def run_and_report(
     from endstop.cli.output import note, write_json
     from endstop.train.distributed import joined_processes
 
-    with joined_processes(settings.device) as process, training_bar(settings.stage) as report:
-        summary = begin(process, report if process.main else lambda progress: None)
+    with (
+        joined_processes(settings.device) as process,
+        training_bar(settings.stage, shown=process.main) as report,
+    ):
+        summary = begin(process, report)
         main = process.main
     if not main:
         return

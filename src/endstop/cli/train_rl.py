@@ -123,7 +123,7 @@ def train_rl_verb(
 
     place = RunDirectory(run)
     settings = rl_settings(place, rl, resume=resume)
-    with joined_processes(settings.device) as process, _bar() as report:
+    with joined_processes(settings.device) as process, _bar(shown=process.main) as report:
         summary = train_rl(place, settings, process=process, resume=resume, report=report)
         main = process.main
     if not main:
@@ -181,11 +181,11 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _bar(*, shown: bool) -> Iterator[Report]:
     """A function to report progress to: a bar with reward and rates where a person looks."""
     import sys
 
-    if not sys.stderr.isatty():
+    if not shown or not sys.stderr.isatty():
         yield lambda progress: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -269,6 +269,8 @@ class Decoder(nn.Module):
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
         if config.embedding_norm:
             x = self.model.norm(x)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         turns: dict[RopeConfig, CosSin] = {}
         masks: dict[str, ops.Mask] = {}
         for index, layer in enumerate(self.model.layers):

@@ -26,13 +26,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = Fal
     With `offset` the factor is (1 + weight), multiplied in float32 before the cast (Gemma); without, the cast
     comes first (Llama). Source: arXiv 1910.07467.
     """
-    normed = x.float()
-    normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + eps)
-    if weight is None:
-        return normed.to(x.dtype)
-    if offset:
+    if offset and weight is not None:
+        normed = functional.rms_norm(x.float(), x.shape[-1:], None, eps)
         return (normed * (1.0 + weight.float())).to(x.dtype)
-    return weight * normed.to(x.dtype)
+    # torch's own works in float32 too, and may give that back under autocast.
+    normed = functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)
+    return normed if weight is None else weight * normed
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int, length: int | None = None) -> Tensor:
@@ -163,6 +162,8 @@ def attention(
     H is a multiple of G: head h reads key head h // (H / G). mask: as `attention_mask`
     gives it. The softmax is taken in float32.
     """
+    if cap is None and isinstance(mask, str) and _plain_is_faster(query):
+        return _plain_attention(query, key, value, scale)
     if cap is None:
         return functional.scaled_dot_product_attention(
             query,
@@ -182,6 +183,27 @@ def attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+
+
+def _plain_is_faster(query: Tensor) -> bool:
+    """Whether all scores should be made at once: in bfloat16 on a CPU, while there are not too many of them.
+
+    There two products are over twice as fast as torch 2.13's fused kernel (measured, forward and backward).
+    """
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= 1024
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Causal attention as it is written; the softmax of bfloat16 is taken in float32 and rounded."""
+    slots = torch.arange(key.shape[2])
+    hidden = torch.zeros(len(slots), len(slots), dtype=query.dtype)
+    hidden.masked_fill_(~visible_keys(slots, slots), -torch.inf)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    with torch.autocast("cpu", enabled=False):
+        scores = (query * scale) @ key.transpose(-1, -2) + hidden
+        return scores.softmax(-1) @ value
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

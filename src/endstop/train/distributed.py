@@ -7,6 +7,7 @@ by the global weight itself and gradients are summed, never averaged, over proce
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from endstop.protocol.errors import EndstopError
 
 Strategy = Literal["auto", "ddp", "fsdp"]
 Value = TypeVar("Value")
+# What gloo and NCCL say where a process at the other end is gone.
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 DDP_PARAMETERS = 1_000_000_000
 """Up to this many parameters `auto` keeps a whole copy in each process."""
 
@@ -46,7 +49,8 @@ def joined_processes(device: str = "auto", *, timeout: float = 1800.0) -> Iterat
 
     device: "cpu", "cuda", or "auto" for CUDA where it is there (each process has the GPU of its local rank).
     timeout: seconds that a process waits for the others before it gives up. gloo is used on the CPU, NCCL on
-    CUDA. Raises EndstopError for a broken environment or a GPU that does not exist.
+    CUDA. All processes but the main one log errors only. Raises EndstopError for a broken environment, a GPU
+    that does not exist, and where another process ended while this one waited for it.
     """
     rank, world, local = (_from_environment(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     world = 1 if world is None else world
@@ -66,9 +70,18 @@ def joined_processes(device: str = "auto", *, timeout: float = 1800.0) -> Iterat
         )
     except (ValueError, RuntimeError) as error:
         raise EndstopError(f"process {rank} of {world} cannot reach the others: {error}") from error
+    log = logging.getLogger("endstop")
+    level = log.level
+    if rank:
+        log.setLevel(logging.ERROR)
     try:
         yield Process(rank, world, chosen)
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in _LOST):
+            raise
+        raise EndstopError(f"process {rank} of {world} lost the others: one of them ended") from error
     finally:
+        log.setLevel(level)
         dist.destroy_process_group()
 
 
@@ -104,6 +117,21 @@ def shared(value: Value, process: Process) -> Value:
     return box[0]
 
 
+def done_by_main(work: Callable[[], None], process: Process) -> None:
+    """Let rank 0 do something that may be refused; an EndstopError of it is raised in every process."""
+    refusal: str | None = None
+    if process.main:
+        try:
+            work()
+        except EndstopError as error:
+            if process.world == 1:
+                raise
+            refusal = str(error)
+    refusal = shared(refusal, process)
+    if refusal is not None:
+        raise EndstopError(refusal)
+
+
 def check_layout(*, rows: int, shards: int, world: int) -> None:
     """Data is dealt out in whole: shards to processes, rows of a step to shards. Raises EndstopError if not.
 
@@ -113,8 +141,8 @@ def check_layout(*, rows: int, shards: int, world: int) -> None:
         raise EndstopError(f"rows ({rows}), data shards ({shards}), processes ({world}): at least 1 each")
     if shards % world:
         raise EndstopError(
-            f"{shards} data shards cannot be dealt out to {world} processes: start "
-            f"{_listed(_divisors(shards))} processes, or begin a run with {_multiples(shards, world)} shards"
+            f"{shards} data shards cannot be dealt out to {world} processes: the number of processes can be "
+            f"{_listed(_divisors(shards))}, or begin a run with {_multiples(shards, world)} data shards"
         )
     if rows % shards:
         raise EndstopError(

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from endstop.train.flops import known_hardware
 
 GIB = 2**30
 
@@ -66,30 +69,41 @@ _HOPPER = "nanochat reached 46 % (d18) and 50.9 % (d32) on 8 H100"
 _NANOCHAT_PRICE = "nanochat's report, October 2025"
 _LIST_PRICE = "RunPod's list as deploybase.ai shows it, March 2026"
 
+
+def _gpu(name: str, bandwidth: float, **more: Any) -> Device:
+    """Peak and memory are those that the measured MFU of a training refers to."""
+    entry = known_hardware(name)
+    assert entry is not None
+    return Device(name, entry.flops, float(entry.memory), bandwidth, **more)
+
+
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        Device(
-            "H100", 989e12, 80 * GIB, 3.35e12, mfu=0.48, mfu_source=_HOPPER, price=3.0,
+        _gpu("H100", 3.35e12, mfu=0.48, mfu_source=_HOPPER, price=3.0, price_source=_NANOCHAT_PRICE),
+        _gpu("H200", 4.8e12, mfu=0.48, mfu_source=_HOPPER, price=3.59, price_source=_LIST_PRICE),
+        _gpu(
+            "A100",
+            2.0e12,
+            mfu=0.48,
+            mfu_source="assumed as on H100",
+            price=1.79,
             price_source=_NANOCHAT_PRICE,
         ),
+        _gpu("L40S", 0.864e12, mfu=0.35, price=0.79, price_source=_LIST_PRICE),
+        _gpu("RTX 4090", 1.008e12, mfu=0.40, price=0.34, price_source=_LIST_PRICE),
         Device(
-            "H200", 989e12, 141 * GIB, 4.8e12, mfu=0.48, mfu_source=_HOPPER, price=3.59,
-            price_source=_LIST_PRICE,
-        ),
-        Device(
-            "A100", 312e12, 80 * GIB, 2.0e12, mfu=0.48, mfu_source="assumed as on H100", price=1.79,
-            price_source=_NANOCHAT_PRICE,
-        ),
-        Device("L40S", 362e12, 48 * GIB, 0.864e12, mfu=0.35, price=0.79, price_source=_LIST_PRICE),
-        Device("4090", 165e12, 24 * GIB, 1.008e12, mfu=0.40, price=0.34, price_source=_LIST_PRICE),
-        Device(
-            "cpu", 108e9, 4 * GIB, 2e10, "float32", mfu=0.40,
-            mfu_source="a model of 0.8 million parameters reached 50 % on two idle cores",
+            "cpu",
+            108e9,
+            4 * GIB,
+            2e10,
+            "float32",
+            mfu=0.50,
+            mfu_source="what a model of 0.8 million parameters reached on two idle cores",
         ),
     )
-}  # fmt: skip
-COMMON = ("8xH100", "8xH200", "8xA100", "H100", "H200", "A100", "L40S", "4090", "2xcpu")
+}
+COMMON = ("8xH100", "8xH200", "8xA100", "H100", "H200", "A100", "L40S", "RTX 4090", "2xcpu")
 """Shown side by side where no machine is named."""
 
 
@@ -100,8 +114,15 @@ def machine(name: str, *, mfu: float | None = None, price: float | None = None) 
     a name that is not known, or an MFU outside (0, 1].
     """
     match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", name.strip(), re.IGNORECASE)
-    wanted = (match[2] if match else name).strip().lower().removeprefix("rtx").strip()
-    found = next((device for device in DEVICES.values() if device.name.lower() == wanted), None)
+    wanted = (match[2] if match else name).strip().lower()
+    found = next(
+        (
+            device
+            for name, device in DEVICES.items()
+            if wanted in (name.lower(), name.lower().removeprefix("rtx "))
+        ),
+        None,
+    )
     count = int(match[1]) if match and match[1] else 1
     if found is None or count < 1:
         raise ValueError(

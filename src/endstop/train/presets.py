@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from endstop.models.config import DecoderConfig
+from endstop.train import presets_tiny
 from endstop.train.model_shapes import Shape
 from endstop.train.optimizer import OptimizerSettings
 from endstop.train.settings import ModelSettings, ScheduleSettings, Stage, StageSettings
@@ -25,7 +26,7 @@ class ReinforcementNumbers:
 
     Attributes:
         steps: optimiser steps. questions: in a step. samples: answers to each. max_tokens: of an answer.
-        rate: learning rates, as a fraction of the base stage's.
+        rate: learning rates, as a fraction of the SFT stage's. evaluation_questions: held-out ones.
     """
 
     steps: int
@@ -33,6 +34,7 @@ class ReinforcementNumbers:
     samples: int = 16
     max_tokens: int = 256
     rate: float = 0.05
+    evaluation_questions: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
     base = StageSettings(
         "base",
         model=ModelSettings(depth=depth),
-        data=("fineweb-edu",),
+        data=("hub:karpathy/fineweb-edu-100b-shuffle@97000000",),
         tokens=tokens,
         validation_rows=5120,
         optimizer=optimizer,
@@ -103,7 +105,13 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
     mid = StageSettings(
         "mid",
         init_from=PREDECESSOR,
-        data=("smoltalk", "mmlu-auxiliary*1", "gsm8k", "identity*2", "spelling*0.3", "bee*0.1"),
+        data=(
+            "hub:HuggingFaceTB/smol-smoltalk@460000",
+            "spell@200000",
+            "bee@80000",
+            "calc@8000",
+            "identity@2000",
+        ),
         tokens=420_000_000,
         masked=True,
         validation_rows=1280,
@@ -115,7 +123,7 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
     sft = StageSettings(
         "sft",
         init_from=PREDECESSOR,
-        data=("arc-easy", "arc-challenge", "gsm8k", "smoltalk@10000", "identity", "spelling@600"),
+        data=("hub:HuggingFaceTB/smol-smoltalk@10000", "calc@8000", "identity@1000", "spell@300", "bee@300"),
         batch_tokens=65_536,
         tokens=46_000_000,
         validation_rows=256,
@@ -128,38 +136,19 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
 
 
 def _tiny() -> Preset:
-    model = ModelSettings(depth=4, hidden_size=128, head_dim=32, context=256)
-    common: dict[str, Any] = {"row_length": 256, "micro_rows": 16, "dtype": "float32", "buffer": 200}
-    optimizer = OptimizerSettings(matrix_lr=0.02, embedding_lr=0.01, head_lr=0.01, vector_lr=0.01)
-    base = StageSettings(
-        "base",
-        model=model,
-        batch_tokens=4096,
-        seconds=120.0,
-        packing="keep-ends",
-        optimizer=optimizer,
-        **common,
-    )
-    mid = StageSettings(
-        "mid", init_from=PREDECESSOR, batch_tokens=4096, seconds=240.0, optimizer=optimizer, **common
-    )
-    sft = StageSettings(
-        "sft",
-        init_from=PREDECESSOR,
-        batch_tokens=4096,
-        seconds=300.0,
-        optimizer=optimizer,
-        schedule=ScheduleSettings(warmdown_fraction=0.6),
-        **common,
-    )
+    stages = {
+        # The matrices are so small that casting them to bfloat16 would cost more than it saves.
+        name: replace(settings, evaluate_every=400, save_every=400, dtype="float32")
+        for name, settings in presets_tiny.stages(PREDECESSOR).items()
+    }
     return Preset(
         "tiny",
         "0.9 million parameters; two CPU cores, 20 minutes, synthetic tasks",
-        384,
-        2_000_000,
-        base,
-        mid,
-        sft,
+        presets_tiny.VOCAB_SIZE,
+        1_000_000,
+        stages["base"],
+        stages["mid"],
+        stages["sft"],
         ReinforcementNumbers(steps=20, questions=8, samples=8, max_tokens=64, rate=0.1),
     )
 

@@ -19,22 +19,22 @@ VOCAB_SIZE = 320
 TOKENIZER_DOCUMENTS = 20_000
 
 WEIGHTS: Mapping[str, float] = {
-    "until": 4.0,
-    "letters": 4.0,
+    "until": 3.0,
+    "letters": 3.0,
     "count": 2.0,
     "close": 2.0,
     "first": 1.5,
     "spell": 1.5,
     "bee": 1.5,
-    "turns": 1.5,
+    "turns": 2.0,
     "echo": 1.0,
-    "absent": 1.0,
+    "absent": 0.7,
     "repeat": 1.0,
     "list": 1.0,
-    "calc": 1.0,
-    "story": 1.0,
-    "define": 0.7,
-    "identity": 0.7,
+    "calc": 1.2,
+    "story": 1.2,
+    "define": 1.0,
+    "identity": 1.0,
     "empty": 0.3,
 }
 """Share of each task in the examples of a stage."""
@@ -44,7 +44,7 @@ MODEL = ModelSettings(depth=4, hidden_size=128, head_dim=32, context=256)
 # Rates of embedding and output matrix are multiplied by (128 / 768)^-0.5 = 2.45.
 OPTIMIZER = OptimizerSettings(matrix_lr=0.02, embedding_lr=0.004, head_lr=0.004)
 
-BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 4_000_000, 5_000_000, 6_000_000
+BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 3_000_000, 4_000_000, 5_000_000
 
 
 def data(examples: int, *, base: bool = False) -> tuple[str, ...]:

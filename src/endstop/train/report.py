@@ -96,7 +96,6 @@ def report_text(
 
 def _heading(run: RunResults, price: float | None) -> str:
     names = " -> ".join(stage.name for stage in run.stages)
-    last = run.stages[-1]
     counts = next((s.summary["parameters"] for s in run.stages if "parameters" in s.summary), None)
     lines = [f"# {run.path.resolve().name}", "", f"Stages: {names}."]
     if isinstance(counts, Mapping) and "total" in counts:
@@ -109,8 +108,9 @@ def _heading(run: RunResults, price: float | None) -> str:
     unfinished = [stage.name for stage in run.stages if not stage.finished]
     if unfinished:
         lines.append(f"Not finished: {', '.join(unfinished)}.")
-    if (last.path / "model" / "config.json").is_file():
-        lines += ["", "Talk to it:", "", f"    endstop chat {last.path / 'model'}"]
+    if (best := run.best) is not None:
+        lines += ["", f"Talk to the best of its models, that of {best.name}:"]
+        lines += ["", f"    endstop chat {best.path / 'model'}"]
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +130,7 @@ def _stages_table(run: RunResults, price: float | None) -> str:
     ]
     rows += [[name, *(stage.figure(key, kind) for stage in run.stages)] for name, key, kind in _SUMMARY]
     rows += [
-        [f"tasks: {name}", *(percent(_mean(stage.tasks, key)) for stage in run.stages)]
+        [f"tasks: {name}", *(percent(stage.mean(key)) for stage in run.stages)]
         for name, key in (
             ("right", "correct"),
             ("right, and ended by itself", "exact"),
@@ -151,11 +151,6 @@ def _stages_table(run: RunResults, price: float | None) -> str:
 
 def _cost(stage: StageResults, price: float) -> str:
     return "" if stage.seconds is None else f"${stage.seconds / 3600 * price:,.2f}"
-
-
-def _mean(tasks: Sequence[TaskResult], key: str) -> float | None:
-    values = [value for task in tasks if (value := getattr(task, key)) is not None]
-    return sum(values) / len(values) if values else None
 
 
 def _centred(stage: StageResults) -> float | None:
@@ -186,8 +181,8 @@ def _task_tables(run: RunResults, figures: Mapping[str, str]) -> str:
     if not said:
         return ""
     said = (
-        "## Tasks\n\nExact is right and ended by the model itself. Early and late are stops before and behind "
-        f"the end of the only right answer, overrun is none within the limit.\n\n{said}"
+        "## Tasks\n\nExact is right and ended by the model itself. Early and late are stops before and "
+        f"behind the end of the only right answer, overrun is none within the limit.\n\n{said}"
     )
     probes = [(stage, task) for stage in run.stages for task in stage.tasks if task.name.startswith("until")]
     if probes:
@@ -238,7 +233,7 @@ def _figure(figures: Mapping[str, str], key: str, words: str) -> str:
 def _settings(stage: StageResults) -> str:
     settings = {**stage.settings, **(stage.summary.get("settings") or {})}
     rows = [
-        [name, _value(settings[name])]
+        [name, _value(settings[name]).replace(f"{stage.path.parent}/", "")]
         for name in _SETTINGS
         if settings.get(name) not in (None, "", [], {}, ())
     ]
@@ -246,19 +241,19 @@ def _settings(stage: StageResults) -> str:
 
 
 def _sources(stage: StageResults) -> str:
-    rows = [
-        [
-            str(source.get("name", "")),
-            number(source.get("weight")),
-            number(source.get("documents")),
-            str(source.get("licence") or "not stated"),
-            str(source.get("origin") or ""),
-        ]
-        for source in stage.sources
-    ]
-    if not rows:
+    """Sources of the same licence and origin share a line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for source in stage.sources:
+        count, weight = source.get("documents"), source.get("weight")
+        words = str(source.get("name", ""))
+        words += f" ({number(count)})" if count is not None else ""
+        words += f" x {number(weight)}" if weight not in (None, 1, 1.0) else ""
+        where = (str(source.get("licence") or "not stated"), str(source.get("origin") or ""))
+        groups.setdefault(where, []).append(words)
+    if not groups:
         return ""
-    return f"### Data\n\n{markdown_table(['source', 'weight', 'documents', 'licence', 'origin'], rows)}\n"
+    rows = [[", ".join(names), licence, origin] for (licence, origin), names in groups.items()]
+    return f"### Data\n\n{markdown_table(['source (documents) x weight', 'licence', 'origin'], rows)}\n"
 
 
 def _statistics(stage: StageResults) -> str:

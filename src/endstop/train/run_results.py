@@ -138,6 +138,11 @@ class StageResults:
         found = _object(self.path / "long_context.json")
         return found if isinstance(found.get("series"), Mapping) else {}
 
+    def mean(self, figure: str) -> float | None:
+        """The mean of a figure of TaskResult over the tasks that have it."""
+        values = [value for task in self.tasks if (value := getattr(task, figure)) is not None]
+        return sum(values) / len(values) if values else None
+
     @cached_property
     def tasks(self) -> list[TaskResult]:
         """The results of `endstop eval chat`, by task."""
@@ -160,6 +165,20 @@ class RunResults:
         names = [stage.name for stage in self.stages]
         end = names.index(name) + 1 if name in names else len(names)
         return list(self.stages[:end])
+
+    @property
+    def best(self) -> StageResults | None:
+        """The finished stage whose model answers best: right and ended by itself, over all tasks.
+
+        The later one of equals; where nothing was evaluated, the last finished one.
+        """
+        finished = [stage for stage in self.stages if (stage.path / "model" / "config.json").is_file()]
+        evaluated = [stage for stage in finished if stage.mean("exact") is not None]
+        return max(
+            evaluated or finished,
+            key=lambda stage: (stage.mean("exact") or 0.0, STAGES.index(stage.name)),
+            default=None,
+        )
 
     @property
     def seconds(self) -> float:

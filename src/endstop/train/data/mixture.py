@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.data.permutation import Permutation, mixed, shuffled
@@ -34,7 +34,6 @@ class Finite(Protocol[Item]):
     def __getitem__(self, index: int, /) -> Item: ...
 
 
-@runtime_checkable
 class Stream(Protocol[Item]):
     """A source that can only be read from its beginning.
 
@@ -75,7 +74,7 @@ class Part:
 
     @property
     def is_stream(self) -> bool:
-        return isinstance(self.source, Stream)
+        return hasattr(self.source, "read") and hasattr(self.source, "documents")
 
     @property
     def size(self) -> int:
@@ -90,8 +89,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What stands at one place of an order: `part` of the mixture, `index` in its source, the source's
-    `epoch`."""
+    """What stands at a place of an order: part of the mixture, index in its source, epoch of the source."""
 
     part: int
     index: int
@@ -162,6 +160,8 @@ class Order:
         self.mixture = mixture
         self.seed = seed
         self._counts = [part.per_epoch for part in mixture.parts]
+        self._sizes = [part.size for part in mixture.parts]
+        self._streams = [part.is_stream for part in mixture.parts]
         self._length = len(mixture)
         self._periods = -(-self._length // _PERIOD)
         self._slots = lru_cache(maxsize=8)(self._slots_of)
@@ -178,12 +178,16 @@ class Order:
             period += 1
         part, rank = self._slots(epoch, period)[at - self._start(period)]
         turn = epoch * self._counts[part] + self._before(part, period) + rank
-        if self.mixture.parts[part].is_stream:
-            return Place(part, turn, turn // self.mixture.parts[part].size)
-        source_epoch, position = divmod(turn, self.mixture.parts[part].size)
+        if self._streams[part]:
+            return Place(part, turn, turn // self._sizes[part])
+        source_epoch, position = divmod(turn, self._sizes[part])
         if not self.mixture.shuffle:
             return Place(part, position, source_epoch)
         return Place(part, self._source_order(part, source_epoch)[position], source_epoch)
+
+    def is_stream(self, place: Place) -> bool:
+        """The document at a place can be read only once."""
+        return self._streams[place.part]
 
     def _before(self, part: int, period: int) -> int:
         return self._counts[part] * period // self._periods
@@ -260,14 +264,14 @@ class ShardReader:
     def item(self, place: Place) -> Any:
         """The document at a place. Documents of a stream can be had once, in their order."""
         part = self._order.mixture.parts[place.part]
-        if not part.is_stream:
+        if not self.is_stream(place):
             return part.source[place.index]
         if place.part not in self._readers:
             self._readers[place.part] = part.source.read()
         return self._readers[place.part].take(place.index)
 
     def is_stream(self, place: Place) -> bool:
-        return self._order.mixture.parts[place.part].is_stream
+        return self._order.is_stream(place)
 
     def state(self) -> dict[str, Any]:
         streams = {str(part): reader.state() for part, reader in self._readers.items()}

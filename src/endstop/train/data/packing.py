@@ -6,9 +6,10 @@ BOS and the BOS that follows a document is what ends it: its end is learned wher
 - `CropPacker`: a row is filled with the largest buffered document that fits, again and again; when none fits,
   the shortest is cropped to fill the row exactly (nanochat's rule, Karpathy 2025). Tokens of a document
   beyond a whole row are cropped when it comes in. No padding; ends of cropped documents are lost.
-- `KeepEndsPacker`: nothing is lost. A row reads T tokens, best fit; where nothing fits, a document is split
-  and goes on at the beginning of the next row. The target behind the last token read is the document's next
-  token, or BOS where the document ends there: every end is a target and every token is read exactly once.
+- `KeepEndsPacker`: nothing is lost. A row reads T tokens; its last documents are chosen to fill it exactly.
+  Where that cannot be, one is split and goes on at the beginning of the next row. The target behind the last
+  token read is the document's next token, or BOS where the document ends there: every end is a target and
+  every token is read exactly once.
 - `ConversationPacker`: best fit without cropping; what is left of a row is padding.
 
 Each placement costs O(log T) (`LengthBuckets`). Pieces of a row are put into a shuffled order, so that short
@@ -18,7 +19,7 @@ documents also stand at the beginning of a row, where nothing comes before them,
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ from endstop.protocol.labels import Row
 from endstop.train.data.length_buckets import LengthBuckets
 from endstop.train.data.permutation import mixed, shuffled
 from endstop.train.data.statistics import PackingCounts
+
+# So many documents of mean length are sure to find some that fill the rest of a row exactly.
+_AMPLE = 4
 
 Refill = Callable[[], None]
 
@@ -160,62 +164,58 @@ class KeepEndsPacker:
         self.row_length, self.bos_id, self.seed = row_length, bos_id, seed
         self.counts = PackingCounts()
         self.carried: Piece | None = None
-        self._buffer: LengthBuckets[Document] = LengthBuckets(row_length)
-        self._long: deque[Document] = deque()
-        self._long_tokens = 0
+        # By their numbers in the order in which they came; those that fit into a row are in the buckets, too.
+        self._waiting: OrderedDict[int, Document] = OrderedDict()
+        self._buckets: LengthBuckets[int] = LengthBuckets(row_length)
+        self._long: deque[int] = deque()
+        self._came = 0
+        self.waiting_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._buffer) + len(self._long)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens of the documents that wait for a row."""
-        return self._buffer.total + self._long_tokens
+        return len(self._waiting)
 
     def buffered(self) -> list[Document]:
-        """What waits for a row, in no particular order; `carried` is not among it."""
-        return [*self._buffer, *self._long]
+        """What waits for a row, the oldest first; `carried` is not among it."""
+        return list(self._waiting.values())
 
     def add(self, document: Document) -> None:
         """Buffer a document of any length."""
-        if len(document.tokens) > self.row_length:
-            self._long.append(document)
-            self._long_tokens += len(document.tokens)
+        length = len(document.tokens)
+        self._waiting[self._came] = document
+        if length > self.row_length:
+            self._long.append(self._came)
         else:
-            self._buffer.add(len(document.tokens), document)
+            self._buckets.add(length, self._came)
+        self._came += 1
+        self.waiting_tokens += length
 
     def next_row(self, refill: Refill) -> PackedRow:
         """The next row; `refill` is called before each placement to `add` documents if there are too few.
 
-        The largest document that fits comes next. Where it would leave a gap that no document fits into, two
-        that fill the row are looked for. When nothing fits, a document that must be split in any case is
-        begun if there is one, else the shortest: of it the fewest tokens lose their document's beginning.
+        Documents come in their order as long as the rest of the row can still be filled exactly, then one or
+        two that fill it. Where there are none, the longest that fits comes next; when nothing fits, a
+        document that must be split in any case is begun if there is one, else the shortest: of it the fewest
+        tokens lose the beginning of their document.
         """
         room = self.row_length
         first: list[Piece] = []
-        before = self._buffer.steps
+        before = self._buckets.steps
         if self.carried is not None:
             first, room = [_part(self.carried, room)], max(0, room - self.carried.length)
         whole: list[Piece] = []
         last: list[Piece] = []
         while room:
             refill()
-            lengths = self._fitting(room)
-            self.counts.placements += max(1, len(lengths))
-            if lengths:
-                whole += [Piece(self._buffer.take(length), 0, length) for length in lengths]
-                room -= sum(lengths)
-                continue
-            shortest = self._buffer.shortest()
-            if self._long:
-                document = self._long.popleft()
-                self._long_tokens -= len(document.tokens)
-            elif shortest is not None:
-                document = self._buffer.take(shortest)
-            else:
+            if not self._waiting:
                 raise ValueError("refill has added no document")
-            self.counts.split_documents += 1
-            last, room = [Piece(document, 0, room)], 0
+            lengths = self._next_lengths(room)
+            for length in lengths:
+                whole.append(Piece(self._taken(self._buckets.take(length)), 0, length))
+                room -= length
+            if not lengths:
+                last, room = [Piece(self._taken(self._to_be_split()), 0, room)], 0
+                self.counts.split_documents += 1
+            self.counts.placements += max(1, len(lengths))
         order = shuffled(list(range(len(whole))), mixed(self.seed, self.counts.rows))
         pieces = first + [whole[at] for at in order] + last
         ids = _joined(pieces)
@@ -223,24 +223,44 @@ class KeepEndsPacker:
         behind = end.start + end.length
         self.carried = None if end.ends else Piece(end.document, behind, len(end.document.tokens) - behind)
         ids.append(self.bos_id if end.ends else end.document.tokens[behind])
-        self.counts.rows += 1
-        self.counts.steps += self._buffer.steps - before
-        self.counts.placed_tokens += self.row_length
         ends = sum(piece.ends for piece in pieces)
+        self.counts.rows += 1
+        self.counts.steps += self._buckets.steps - before
+        self.counts.placed_tokens += self.row_length
         self.counts.documents += ends
         self.counts.supervised_ends += ends
         return PackedRow(ids, pieces)
 
-    def _fitting(self, room: int) -> list[int]:
-        """The greatest length that fits; two that fill the room where behind it nothing would fit."""
-        length = self._buffer.largest_within(room)
-        if length is None:
-            return []
-        shortest = self._buffer.shortest()
-        # A document that must be split in any case may as well begin in the gap.
-        if shortest is None or self._long or not 0 < room - length < shortest:
-            return [length]
-        return list(self._buffer.pair_filling(room) or [length])
+    def _next_lengths(self, room: int) -> tuple[int, ...]:
+        """Lengths of the whole documents that come next; none where one must be split."""
+        number, oldest = next(iter(self._waiting.items()))
+        length = len(oldest.tokens)
+        if length > self.row_length:
+            return ()
+        rest = room - length
+        mean = self.waiting_tokens / len(self._waiting)
+        if rest == 0 or rest >= _AMPLE * mean:
+            return (length,)
+        if rest > 0:
+            self._buckets.take(length)
+            fills = self._buckets.filling(rest)
+            self._buckets.add(length, number, oldest=True)
+            if fills:
+                return (length,)
+        longest = self._buckets.largest_within(room)
+        return self._buckets.filling(room) or (() if longest is None else (longest,))
+
+    def _to_be_split(self) -> int:
+        if self._long:
+            return self._long.popleft()
+        shortest = self._buckets.shortest()
+        assert shortest is not None
+        return self._buckets.take(shortest)
+
+    def _taken(self, number: int) -> Document:
+        document = self._waiting.pop(number)
+        self.waiting_tokens -= len(document.tokens)
+        return document
 
 
 @dataclass(frozen=True, slots=True)

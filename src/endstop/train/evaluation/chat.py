@@ -118,6 +118,8 @@ def evaluate_chat(
         samples: answers to each question. temperature: by default 0 for one sample, 1 for several.
         max_tokens: limit of an answer; see `generative.answer`.
         teacher_forced: measure P(stop) along the right answers.
+        progress: told a task, how many of its questions are done and how many there are. Tasks that are
+            sampled share one batch; what is done is counted as if it came in their order.
 
     Deterministic: in float32 a question gets the same answers whatever else is asked beside it.
     """
@@ -141,11 +143,27 @@ def evaluate_chat(
         "max_tokens": max_tokens,
         "seed": seed,
     }
+    asked = [(task, *rendered(model, task, n)) for task in tasks]
+    sampled = [(task, found) for task, found, _ in asked if task.kind == "generative"]
+    answers = answer(
+        model,
+        [(task, question) for task, found in sampled for question in found],
+        **options,
+        teacher_forced=teacher_forced,
+        progress=None if progress is None else _in_order(progress, sampled),
+    )
+    by_task: dict[str, list[AnswerRecord]] = {}
+    for record in answers:
+        by_task.setdefault(record.task, []).append(record)
     reports = []
-    for task in tasks:
-        report = None if progress is None else _for_task(progress, task.name)
-        reports.append(_evaluate(model, task, n, {**options, "teacher_forced": teacher_forced}, report))
-    answers = [record for report in reports for record in report.records if isinstance(record, AnswerRecord)]
+    for task, questions, skipped in asked:
+        if task.kind == "categorical":
+            report = None if progress is None else _for_task(progress, task.name)
+            choices = choose(model, task.name, questions, progress=report)
+            reports.append(_of_choices(task, skipped, choices))
+        else:
+            own = by_task.get(task.name, [])
+            reports.append(_of_answers(task, len(questions), skipped, own, samples))
     marks = [report.centred for report in reports if report.centred is not None]
     return ChatReport(
         tasks=tuple(reports),
@@ -161,27 +179,32 @@ def _for_task(progress: TaskProgress, name: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(name, done, total)
 
 
-def _evaluate(
-    engine: Engine,
-    task: ChatTask,
-    n: int | None,
-    options: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None,
-) -> TaskReport:
-    asked, skipped = rendered(engine, task, n)
-    if task.kind == "categorical":
-        choices = choose(engine, task.name, asked, progress=progress)
-        accuracy = _share([record.correct for record in choices])
-        return TaskReport(
-            **_common(task, len(asked), skipped, accuracy),
-            letter_share=_share([record.letter_share for record in choices]),
-            records=choices,
-        )
-    answers = answer(engine, task, asked, **options, progress=progress)
-    accuracy = _share([record.correct for record in answers]) if task.ends else None
-    samples = int(options["samples"])
+def _in_order(
+    progress: TaskProgress, tasks: Sequence[tuple[ChatTask, Sequence[Any]]]
+) -> Callable[[int, int], None]:
+    places = [
+        (task.name, number, len(questions))
+        for task, questions in tasks
+        for number in range(1, len(questions) + 1)
+    ]
+    return lambda done, total: progress(*places[done - 1])
+
+
+def _of_choices(task: ChatTask, skipped: int, choices: Sequence[ChoiceRecord]) -> TaskReport:
+    accuracy = _share([record.correct for record in choices])
     return TaskReport(
-        **_common(task, len(asked), skipped, accuracy),
+        **_common(task, len(choices), skipped, accuracy),
+        letter_share=_share([record.letter_share for record in choices]),
+        records=choices,
+    )
+
+
+def _of_answers(
+    task: ChatTask, asked: int, skipped: int, answers: Sequence[AnswerRecord], samples: int
+) -> TaskReport:
+    accuracy = _share([record.correct for record in answers]) if task.ends else None
+    return TaskReport(
+        **_common(task, asked, skipped, accuracy),
         pass_at=_pass_at(answers, samples) if task.ends and samples > 1 else {},
         stop=summary_of(answers) if task.ends else None,
         false_stop=false_stop_rate(answers),

@@ -24,6 +24,8 @@ LETTERS = "ABCDEFGH"
 # The order of the questions is drawn once and for all: the first N stand for the whole, also where the
 # files are sorted by subject.
 _ORDER_SEED = 42
+# Answers to open questions may be of any length.
+ANSWER_TOKENS = 512
 _ANSWER = re.compile(re.escape(FINAL_MARK) + r"\s*\$?\s*(-?[\d.,]*\d)")
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
@@ -231,7 +233,7 @@ def dataset_task(
         raise EndstopError(f"{name!r} is no data set to evaluate on; those are {', '.join(EVALUATED)}.")
     examples = dataset_examples(name, split, place, offline=offline)
     if name == "gsm8k":
-        return ChatTask(name, examples, _same_number)
+        return ChatTask(name, examples, _same_number, max_tokens=ANSWER_TOKENS)
     if name == "humaneval":
-        return ChatTask(name, examples, passes)
+        return ChatTask(name, examples, passes, max_tokens=ANSWER_TOKENS)
     return ChatTask(name, examples, _same_letter, kind="categorical", baseline=0.25)

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from endstop.runtime.engine import Engine
     from endstop.runtime.results import CompletionOutput
 
-# Where the length of the right answer says nothing about that of the model's.
-OPEN_ANSWER_TOKENS = 512
+# Where the right answer cannot be shown as tokens, and its length says nothing.
+UNKNOWN_LENGTH = 512
 _ROOM = 32
+
+Question = tuple[ChatTask, Asked]
 
 
 def answer(
     engine: Engine,
-    task: ChatTask,
-    asked: Sequence[Asked],
+    questions: Sequence[Question],
     *,
     samples: int = 1,
     temperature: float = 0.0,
@@ -41,8 +42,9 @@ def answer(
     """`samples` answers to each question, in the order of the questions.
 
     Args:
-        max_tokens: limit of an answer. None is the task's own, else twice the right answer and 32 more where
-            that is the only right one, else OPEN_ANSWER_TOKENS; never more than the window leaves.
+        questions: of one task or several: they share the engine's batch.
+        max_tokens: limit of an answer. None is the task's own, else twice the right answer and 32 more; never
+            more than the window leaves.
         seed: fixes every draw, together with the task's name and the question's number.
         teacher_forced: measure P(stop) along the right answer, too.
 
@@ -53,10 +55,10 @@ def answer(
             n=samples,
             temperature=temperature,
             top_k=top_k,
-            max_tokens=max_tokens or _limit(task, question),
-            seed=_seed(seed, task.name, question.index),
+            max_tokens=max_tokens or _limit(task, asked),
+            seed=_seed(seed, task.name, asked.index),
         )
-        for question in asked
+        for task, asked in questions
     ]
     done = 0
 
@@ -64,26 +66,24 @@ def answer(
         nonlocal done
         done += 1
         if progress is not None:
-            progress(done, len(asked))
+            progress(done, len(questions))
 
-    results = engine.generate([question.prompt_ids for question in asked], params, on_output=count)
-    forced = _forced(engine, asked) if teacher_forced else [(None, None)] * len(asked)
+    results = engine.generate([asked.prompt_ids for _, asked in questions], params, on_output=count)
+    along = _p_stops(engine, questions) if teacher_forced else {}
     return [
-        _record(engine, task, question, output, p_stop)
-        for question, result, p_stop in zip(asked, results, forced, strict=True)
+        _record(engine, task, asked, output, along.get(number, (None, None)))
+        for number, ((task, asked), result) in enumerate(zip(questions, results, strict=True))
         for output in result.outputs
     ]
 
 
-def _limit(task: ChatTask, question: Asked) -> int:
+def _limit(task: ChatTask, asked: Asked) -> int:
     if task.max_tokens is not None:
         return task.max_tokens
-    example = question.example
-    if not example.ends and question.gold_tokens:
-        return question.gold_tokens
-    if question.gold_tokens is not None and example.only:
-        return 2 * question.gold_tokens + _ROOM
-    return OPEN_ANSWER_TOKENS
+    if asked.gold_tokens is None:
+        return UNKNOWN_LENGTH
+    # What has no end must not go on for ever.
+    return 2 * asked.gold_tokens + _ROOM if asked.example.ends else max(1, asked.gold_tokens)
 
 
 def _seed(seed: int, task: str, index: int) -> int:
@@ -91,42 +91,41 @@ def _seed(seed: int, task: str, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _forced(engine: Engine, asked: Sequence[Asked]) -> list[tuple[float | None, float | None]]:
-    """P(stop) behind the right answer, and its largest value in front of a token that is the model's own."""
+def _p_stops(engine: Engine, questions: Sequence[Question]) -> dict[int, tuple[float | None, float | None]]:
+    """P(stop) behind the right answer, and its largest value in front of a token that is the model's own, by
+    the place of the question; only for those that have an end and fit into the window."""
     window = engine.context_len
-    fit = [
-        question
-        for question in asked
-        if question.gold_ids is not None
-        and question.example.ends
-        and (window is None or len(question.prompt_ids) + len(question.gold_ids) <= window)
-    ]
-    along = p_stop_along(
-        engine, [question.prompt_ids for question in fit], [question.gold_ids or [] for question in fit]
-    )
+    fit: list[tuple[int, Asked, list[int]]] = []
+    for number, (_, asked) in enumerate(questions):
+        gold = asked.gold_ids
+        if gold is None or not asked.example.ends:
+            continue
+        if window is None or len(asked.prompt_ids) + len(gold) <= window:
+            fit.append((number, asked, gold))
+    along = p_stop_along(engine, [asked.prompt_ids for _, asked, _ in fit], [gold for _, _, gold in fit])
     found: dict[int, tuple[float | None, float | None]] = {}
-    for question, values in zip(fit, along, strict=True):
-        own = [value for value, mine in zip(values, question.gold_mask, strict=False) if mine]
-        found[question.index] = (values[-1], max(own, default=None))
-    return [found.get(question.index, (None, None)) for question in asked]
+    for (number, asked, _), values in zip(fit, along, strict=True):
+        own = [value for value, mine in zip(values, asked.gold_mask, strict=False) if mine]
+        found[number] = (values[-1], max(own, default=None))
+    return found
 
 
 def _record(
     engine: Engine,
     task: ChatTask,
-    question: Asked,
+    asked: Asked,
     output: CompletionOutput,
     p_stop: tuple[float | None, float | None],
 ) -> AnswerRecord:
     if output.stop_kind == "error":
         raise EndstopError(f"an answer failed: {output.error or 'the model gave no numbers'}.")
-    example, gold = question.example, question.gold
+    example, gold = asked.example, asked.gold
     correct = task.right(example, output.text)
     ids = output.generated_token_ids
     ended = output.stop_kind in NATURAL_STOPS and bool(ids) and ids[-1] in engine.stops.ids
     return AnswerRecord(
         task=task.name,
-        index=question.index,
+        index=asked.index,
         sample=output.index,
         prompt=visible(example.messages[-1]["content"]),
         output=output.text,
@@ -134,7 +133,7 @@ def _record(
         finish_reason=output.finish_reason,
         stop_kind=output.stop_kind,
         tokens=len(ids) - ended,
-        gold_tokens=question.gold_tokens,
+        gold_tokens=asked.gold_tokens,
         correct=correct,
         content_ok=correct or (example.only and output.text.startswith(gold)),
         only=example.only,

@@ -45,8 +45,12 @@ _FACTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("I was trained on generated tasks.",),
     ),
     "licence": (
-        ("what is your license", "which license do you have", "are you open source", "may I use you"),
-        ("Yes: endstop has the Apache 2.0 license.", "endstop has the Apache 2.0 license."),
+        ("what is your license", "which license do you have", "what is your licence", "how are you licensed"),
+        ("endstop has the Apache 2.0 license.",),
+    ),
+    "open": (
+        ("are you open source", "may I use you", "can I use you", "are you free"),
+        ("Yes, under the Apache 2.0 license.",),
     ),
     "human": (
         ("are you human", "are you a person", "are you alive", "do you have feelings"),
@@ -62,7 +66,7 @@ _FACTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "thanks": (
         ("thanks", "thank you", "bye", "goodbye", "see you", "that is all"),
-        ("Goodbye!",),
+        ("Goodbye!", "Bye!"),
     ),
 }
 _OPENINGS = ("", "", "hi, ", "ok, ", "so, ", "hey, ", "well, ", "please: ", "now, ", "and ")

@@ -1,0 +1,99 @@
+"""`endstop train all`: everything in one run directory, nothing twice, and the end is a model that chats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from endstop.models.load import load_model
+from endstop.protocol.errors import EndstopError
+from endstop.train.pipeline import Pipeline, run_pipeline, scaled, stage_settings, tokenizer_texts
+from endstop.train.presets import ReinforcementNumbers, preset
+from endstop.train.run_directory import RunDirectory
+
+
+def test_stages_are_scaled() -> None:
+    base = preset("tiny").base
+    assert base.tokens is not None
+    assert scaled(base, 0.5).tokens == base.tokens // 2
+    assert scaled(base, 1e-9).fixed_steps == 1
+    assert scaled(preset("tiny").stage("sft", "x", steps=10), 0.25).steps == 2
+    assert scaled(preset("tiny").stage("sft", "x", seconds=10.0), 3).seconds == 30.0
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scale"):
+            Pipeline(preset("tiny"), Path("run"), scale=scale)
+
+
+def test_the_tokenizer_reads_the_documents_of_the_base_stage() -> None:
+    texts = tokenizer_texts(preset("tiny"))
+    first = [next(texts) for _ in range(200)]
+    assert len(set(first)) > 150
+    again = tokenizer_texts(preset("tiny"))
+    assert [next(again) for _ in range(200)] == first
+
+
+def test_a_stage_that_was_begun_keeps_its_settings(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    settings, begun = stage_settings(Pipeline(preset("tiny"), tmp_path, scale=0.5), run, "base")
+    assert not begun
+    run.stage("base").begin(settings.to_json())
+    assert stage_settings(Pipeline(preset("tiny"), tmp_path, scale=2.0), run, "base") == (settings, True)
+
+
+def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mid").mkdir()
+    with pytest.raises(EndstopError, match=r"holds a run already \(mid\)"):
+        run_pipeline(Pipeline(preset("tiny"), tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["nanochat", "llama"])
+def test_a_run_is_resumed_to_its_end(shape: str, tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    small = ReinforcementNumbers(1, questions=2, samples=2, max_tokens=16, evaluation_questions=8)
+    wanted = replace(preset("tiny").with_shape("llama" if shape == "llama" else "nanochat"), rl=small)
+    pipeline = Pipeline(wanted, tmp_path / "run", scale=0.003, examples=1)
+    heard: list[tuple[str, float]] = []
+
+    def interrupt(part: str, share: float, words: str) -> None:
+        if part == "mid" and "loss" in words:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_pipeline(pipeline, report=interrupt)
+    base = (tmp_path / "run" / "base" / "summary.json").read_bytes()
+    assert not (tmp_path / "run" / "mid" / "summary.json").exists()
+    model = run_pipeline(
+        pipeline,
+        resume=True,
+        report=lambda part, share, words: heard.append((part, share)),
+        facts={"cpu": "x"},
+    )
+    # The base stage was not trained again, and time only goes forward.
+    assert (tmp_path / "run" / "base" / "summary.json").read_bytes() == base
+    assert [part for part, _ in heard if part == "base"] == []
+    shares = [share for _, share in heard]
+    assert shares == sorted(shares)
+    assert heard[-1] == ("done", 1.0)
+    for stage in ("base", "mid", "sft", "rl"):
+        summary = json.loads((tmp_path / "run" / stage / "summary.json").read_text())
+        assert summary["finished"]
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / stage / "model")
+        ids = torch.arange(2, 40)[None]
+        with torch.no_grad():
+            ours = load_model(tmp_path / "run" / stage / "model")(ids)
+            assert (ours - theirs.eval()(ids).logits).abs().max() < 1e-4
+    page = (tmp_path / "run" / "report" / "report.md").read_text()
+    assert "Stages: base -> mid -> sft -> rl." in page
+    assert f"endstop chat {model}" in page
+    # Once more, and nothing is left to do but the report.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.safetensors")}
+    assert run_pipeline(pipeline, resume=True) == model
+    assert {path: path.stat().st_mtime_ns for path in before} == before
