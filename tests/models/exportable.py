@@ -47,9 +47,16 @@ def tokenizer_json(digits: int = 1, size: int = 300) -> dict[str, Any]:
     return content
 
 
-def write_model(directory: Path, family: str = "llama", *, digits: int = 1, **options: Any) -> Any:
+def write_model(
+    directory: Path,
+    family: str = "llama",
+    *,
+    digits: int = 1,
+    content: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Write a tiny model that stops at `<|assistant_end|>` and `<|bos|>`; returns transformers' model."""
-    content = tokenizer_json(digits)
+    content = tokenizer_json(digits) if content is None else content
     size = len(content["model"]["vocab"]) + len(SPECIAL_TOKENS)
     ids = {token["content"]: token["id"] for token in content["added_tokens"]}
     sizes: dict[str, Any] = {

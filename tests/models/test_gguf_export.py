@@ -247,3 +247,25 @@ def test_llama_cpp_renders_the_template_and_stops_at_both_ends(tmp_path: Path) -
             bias = {"prompt": [5, 6], "n_predict": 8, "logit_bias": [[stop, 1000]], "return_tokens": True}
             said = client.post("/completion", json=bias).json()
             assert (said["tokens"], said["stop_type"]) == ([stop], "eos")
+
+
+@pytest.mark.slow
+def test_a_tokenizer_trained_here_adds_its_bos_once(tmp_path: Path) -> None:
+    """Its post-processor puts `<|bos|>` before a raw prompt, and its template writes one as well."""
+    from endstop.protocol.render import ChatRenderer
+    from endstop.train.tokenizer_training import train_tokenizer
+
+    content = train_tokenizer(["the cat sat on the mat, they say"] * 20, 280, engine="tokenizers")
+    write_model(tmp_path / "model", content=content)
+    done = export_gguf(tmp_path / "model", tmp_path / "model.gguf", dtype="f32")
+    meta = read_gguf_metadata(tmp_path / "model.gguf").metadata
+    assert meta["tokenizer.ggml.add_bos_token"] is True
+    assert done.pre in ("stablelm2", "llama3", "gpt-2")
+    tokenizer = Tokenizer.from_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "say the cat 12345"}]
+    rendered = ChatRenderer(tokenizer).render(messages, add_generation_prompt=True)
+    with llama_cpp(tmp_path / "model.gguf") as client:
+        asked = {"content": "the cat", "parse_special": True, "add_special": True}
+        assert client.post("/tokenize", json=asked).json()["tokens"] == tokenizer.encode("the cat")
+        said = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()
+        assert said["usage"]["prompt_tokens"] == len(rendered.ids)

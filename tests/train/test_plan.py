@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from typer.testing import CliRunner
 
 from endstop.cli.app import app
 from endstop.cli.train_plan import duration
-from endstop.train.hardware import COMMON, DEVICES, machine
+from endstop.models.save import save_pretrained
+from endstop.protocol.errors import EndstopError
+from endstop.train.hardware import COMMON, DEVICES, machine, this_machine
 from endstop.train.model_shapes import llama_config, nanochat_config, new_model
 from endstop.train.plan import (
     activation_bytes,
+    is_out_of_memory,
     kv_cache_bytes,
     memory,
+    memory_explained,
     out_of_memory_sentence,
     plan,
 )
@@ -196,3 +201,33 @@ def test_words_for_numbers() -> None:
     ]
     times = [40, 600, 3 * 3600 + 51 * 60, 4 * 86_400, 20 * 365 * 86_400]
     assert [duration(time) for time in times] == ["40 s", "10 min", "3 h 51 min", "4 days", "20 years"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_data_of_every_preset_are_spelled_as_the_command_line_has_them(name: str) -> None:
+    from endstop.train.data_arguments import DataArgument
+    from endstop.train.tasks.registry import registry
+
+    for settings in (preset(name).base, preset(name).mid, preset(name).sft):
+        assert settings.data
+        for argument in map(DataArgument.parse, settings.data):
+            assert argument.place.startswith("hub:") or argument.place in registry
+            assert argument.count is not None
+
+
+def test_an_allocation_that_fails_becomes_the_sentence(tmp_path: Path) -> None:
+    config = nanochat_config(2, 64, hidden_size=32, head_dim=8)
+    save_pretrained(new_model(config), tmp_path / "model")
+    settings = preset("tiny").stage("sft", str(tmp_path / "model"))
+    words = "sft with 16 rows of 256 tokens at a time needs about"
+    with (
+        pytest.raises(EndstopError, match=words) as caught,
+        memory_explained(settings, tmp_path, "cpu", 2),
+    ):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="size"), memory_explained(settings, tmp_path, "cpu", 1):
+        torch.ones(2) @ torch.ones(3)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert this_machine("cpu").memory == pytest.approx(2 * this_machine("cpu", 2).memory)

@@ -105,7 +105,7 @@ def test_the_card_says_what_the_run_says(run: Path) -> None:
         "`<\\|bos\\|>` | eos",
         "<|bos|><|user_start|>Hi<|user_end|><|assistant_start|>Hello!<|assistant_end|>",
         "| sft | echo | 100 | 99.0 % | 98.5 % | 100.0 % | 0.0 % | 1.0 % |  |",
-        "| base | corpus-base | public domain | https://example.org/corpus | 1,200 |",
+        "| base | corpus-base (1,200) | public domain | https://example.org/corpus |",
         "| sft | 10 | 40,960 | 3.50e+10 | 5.0 |",
         'AutoModelForCausalLM.from_pretrained("someone/tiny")',
         "endstop chat someone/tiny",

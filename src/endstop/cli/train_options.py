@@ -270,10 +270,12 @@ def run_and_report(
     """Train in this process and those beside it, and say what came of it."""
     from endstop.cli.output import note, write_json
     from endstop.train.distributed import joined_processes
+    from endstop.train.plan import memory_explained
 
     with (
         joined_processes(settings.device) as process,
         training_bar(settings.stage, shown=process.main) as report,
+        memory_explained(settings, run, process.device.type, process.world),
     ):
         summary = begin(process, report)
         main = process.main

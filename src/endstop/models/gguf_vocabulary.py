@@ -94,19 +94,19 @@ def vocabulary_of(directory: str | Path, size: int, *, pre: str | None = None) -
 def matching_pre_tokenizer(tokenizer_json: Mapping[str, Any], source: str = "the tokenizer") -> str:
     """The name of a pre-tokenizer with which the same merges give the same ids.
 
-    One that splits all probe texts alike comes before one that only gives the same ids, as happens where the
-    vocabulary has no token that would show the difference.
+    Of several the one that splits most probe texts alike: where the vocabulary has no token that would show
+    a difference, patterns may differ and give the same ids.
     Raises UnsupportedModel, with the text on which the closest one differs, if there is none.
     """
     own = _built(tokenizer_json, tokenizer_json.get("normalizer"), tokenizer_json.get("pre_tokenizer"))
     texts = list(probe_texts(own.get_vocab(with_added_tokens=False)))
     splits = [_split(own, text) for text in texts]
     expected = _ids(own, texts)
-    same_ids = None
+    same_ids: dict[str, int] = {}
     closest: tuple[int, str, str] = (-1, "", "")
     seen: set[PreTokenizer] = set()
     for name, pre in PRE_TOKENIZERS.items():
-        if pre in seen:
+        if pre in seen or name == "default":
             continue
         seen.add(pre)
         other = _built(tokenizer_json, pre.normalizer(), pre.pre_tokenizer(), pre.ignore_merges)
@@ -119,11 +119,13 @@ def matching_pre_tokenizer(tokenizer_json: Mapping[str, Any], source: str = "the
                 closest = max(closest, (index, name, _difference(own, other, texts[index])))
                 break
         else:
-            if all(_split(other, text) == split for text, split in zip(texts, splits, strict=True)):
+            same_ids[name] = sum(
+                _split(other, text) == split for text, split in zip(texts, splits, strict=True)
+            )
+            if same_ids[name] == len(texts):
                 return name
-            same_ids = same_ids or name
-    if same_ids is not None:
-        return same_ids
+    if same_ids:
+        return max(same_ids, key=lambda name: same_ids[name])
     _, name, words = closest
     raise UnsupportedModel(
         f"{source} splits text like none of the pre-tokenizers that GGUF has names for; the closest, "

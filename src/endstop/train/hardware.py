@@ -5,6 +5,7 @@ Prices move: each has its date and its source, and every price and every MFU can
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -138,3 +139,17 @@ def machine(name: str, *, mfu: float | None = None, price: float | None = None) 
             raise ValueError(f"a price must not be negative, got {price}")
         found = replace(found, price=price / count, price_source="given")
     return Machine(found, count)
+
+
+def this_machine(device: str, processes: int = 1) -> Machine:
+    """What this process runs on: "cuda" is the GPU it uses, anything else the processor."""
+    if device == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name()
+        entry = known_hardware(name)
+        memory = float(torch.cuda.get_device_properties().total_memory)
+        return Machine(Device(name, entry.flops if entry else 0.0, memory, 0.0), processes)
+    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # One core of it stands for all of them: only the memory is asked for.
+    return Machine(replace(DEVICES["cpu"], memory=memory / processes))

@@ -129,21 +129,11 @@ _TASK_FIGURES = ("correct", "exact", "natural_stop", "premature", "late", "false
 
 
 def _data(trained: list[StageResults], licence: str | None) -> str:
-    rows = [
-        [
-            found.name,
-            str(source.get("name", "")),
-            str(source.get("licence") or "not stated"),
-            str(source.get("origin") or ""),
-            "" if source.get("documents") is None else f"{source['documents']:,}",
-        ]
-        for found in trained
-        for source in found.sources
-    ]
+    rows = [[found.name, *row] for found in trained for row in found.grouped_sources()]
     if not rows:
         return ""
     said = "## Training data\n\n"
-    said += markdown_table(["stage", "source", "licence", "origin", "documents"], rows)
+    said += markdown_table(["stage", "source (documents) x weight", "licence", "origin"], rows)
     if not licence:
         said += "\nNo licence is stated for the weights; look at those of the data before you use them.\n"
     return said

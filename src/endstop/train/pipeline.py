@@ -12,7 +12,7 @@ from typing import Any
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.hardware import machine
-from endstop.train.plan import plan
+from endstop.train.plan import memory_explained, plan
 from endstop.train.presets import Preset
 from endstop.train.run_directory import RunDirectory
 from endstop.train.run_results import read_run
@@ -174,15 +174,16 @@ def _train_stage(
         tell(share, f"loss {found.loss:.4f}, {found.tokens_per_second:,.0f} tokens/s")
 
     begin = run_base if stage == "base" else run_chat
-    summary = begin(
-        settings,
-        run,
-        data.train,
-        validation=data.validation,
-        process=process,
-        resume=begun,
-        report=progress,
-    )
+    with memory_explained(settings, run.path, process.device.type, process.world):
+        summary = begin(
+            settings,
+            run,
+            data.train,
+            validation=data.validation,
+            process=process,
+            resume=begun,
+            report=progress,
+        )
     _go_on(summary)
 
 

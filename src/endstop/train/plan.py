@@ -5,11 +5,15 @@ Nothing is measured: every assumption is a constant here or in `hardware`, and i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from endstop.models.config import DecoderConfig
-from endstop.train.hardware import GIB, Machine
+from endstop.protocol.errors import EndstopError
+from endstop.train.hardware import GIB, Machine, this_machine
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.presets import Preset, ReinforcementNumbers
 from endstop.train.settings import StageSettings
@@ -248,6 +252,38 @@ def out_of_memory_sentence(
     if not fits:
         return f"{said}; use more devices with --strategy fsdp, shorter rows, or a smaller model."
     return f"{said}; something else holds memory: end it, or use fewer --micro-rows."
+
+
+@contextmanager
+def memory_explained(settings: StageSettings, run: Path, device: str, processes: int) -> Iterator[None]:
+    """Turn an error of memory inside into `out_of_memory_sentence`, as EndstopError; others pass.
+
+    device: "cpu" or "cuda", on which this stage runs in so many processes.
+    """
+    from endstop.models.load import read_config
+    from endstop.protocol.tokenizer import Tokenizer
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if settings.model is not None:
+            config = settings.model.config(Tokenizer.from_pretrained(run / "tokenizer").vocab_size)
+        else:
+            config = read_config(settings.init_from or "")
+        here = this_machine(device, processes)
+        raise EndstopError(out_of_memory_sentence(config, settings, here)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch means that memory was not enough, on any device."""
+    said = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, RuntimeError) and ("out of memory" in said or "not enough memory" in said))
+        or "can't allocate memory" in said
+    )
 
 
 def _tokenizer(preset: Preset, machine: Machine) -> StagePlan:

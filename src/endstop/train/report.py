@@ -241,18 +241,9 @@ def _settings(stage: StageResults) -> str:
 
 
 def _sources(stage: StageResults) -> str:
-    """Sources of the same licence and origin share a line."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for source in stage.sources:
-        count, weight = source.get("documents"), source.get("weight")
-        words = str(source.get("name", ""))
-        words += f" ({number(count)})" if count is not None else ""
-        words += f" x {number(weight)}" if weight not in (None, 1, 1.0) else ""
-        where = (str(source.get("licence") or "not stated"), str(source.get("origin") or ""))
-        groups.setdefault(where, []).append(words)
-    if not groups:
+    rows = stage.grouped_sources()
+    if not rows:
         return ""
-    rows = [[", ".join(names), licence, origin] for (licence, origin), names in groups.items()]
     return f"### Data\n\n{markdown_table(['source (documents) x weight', 'licence', 'origin'], rows)}\n"
 
 

@@ -107,6 +107,21 @@ class StageResults:
     def sources(self) -> list[Mapping[str, Any]]:
         return [source for source in self.data.get("sources") or () if isinstance(source, Mapping)]
 
+    def grouped_sources(self) -> list[list[str]]:
+        """Rows of a table: sources with their documents and weights, licence, origin.
+
+        Sources of the same licence and origin share a row.
+        """
+        groups: dict[tuple[str, str], list[str]] = {}
+        for source in self.sources:
+            count, weight = source.get("documents"), source.get("weight")
+            words = str(source.get("name", ""))
+            words += f" ({number(count)})" if count is not None else ""
+            words += f" x {number(weight)}" if weight not in (None, 1, 1.0) else ""
+            where = (str(source.get("licence") or "not stated"), str(source.get("origin") or ""))
+            groups.setdefault(where, []).append(words)
+        return [[", ".join(names), licence, origin] for (licence, origin), names in groups.items()]
+
     def figure(self, key: str, kind: str = "number") -> str:
         """A metric in words, "" where it is missing."""
         value = self.metrics.get(key)
