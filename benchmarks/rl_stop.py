@@ -1,6 +1,6 @@
 """RL on a harder split: exact or stop-shaped reward, with or without the terminator in the loss.
 
-    python benchmarks/rl_stop.py --out DIR [--from MODEL] [--steps 100] [--seeds 3] [--jobs 2] [--smoke]
+    python benchmarks/rl_stop.py --out DIR [--from MODEL] [--steps 150] [--seeds 3] [--jobs 2] [--smoke]
 
 The start is an early SFT checkpoint of the tiny preset's shape: it has seen the plain tasks and, less often,
 their harder versions, where a part of the answers is "I do not know."; so there is room to improve, and a way
@@ -8,7 +8,8 @@ to be honest. What is asked is the harder split: the tasks of HARD, with longer 
 ever have, evaluated on their test side. Four runs for each seed begin with the same model and ask the same
 questions. Each writes DIR/results/NAME.json when it has ended and is not run again where that is there; one
 that was killed goes on from its last checkpoint. The table goes to stdout, the numbers to DIR/rl_stop.json,
-the curves to DIR/rl_stop.png.
+the curves to DIR/rl_stop.png. Figures are of greedy answers, and of samples at temperature 1 where they say
+so; the latter are what is trained.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ REWARDS = ("exact", "stop-shaped")
 LIMIT = 64  # tokens of an answer; the longest right one has about 40
 VOCABULARY = 320
 HARD_SHARE, GIVE_UP_SHARE = 0.35, 0.35
+SAMPLED = ("pass@1", "pass@8", "sampled_stop_rate", "sampled_false_completion_rate")
 FIGURES = ("accuracy", "stop_rate", "false_completion_rate", "gave_up_rate", "mean_length", "p_stop_at_end")
 
 
@@ -69,12 +71,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--from", dest="start", type=Path, help="a model directory in place of an own start")
     parser.add_argument(
-        "--start-steps", type=int, default=700, help="SFT steps of the own start, 2048 tokens each"
+        "--start-steps", type=int, default=500, help="SFT steps of the own start, 2048 tokens each"
     )
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--lr-fraction", type=float, default=0.05)
+    parser.add_argument("--lr-fraction", type=float, default=0.1)
     parser.add_argument("--truncated", choices=("keep", "zero", "mask"), default="zero")
     parser.add_argument("--evaluation-questions", type=int, default=280)
     parser.add_argument("--seeds", type=int, default=3)
@@ -218,7 +220,9 @@ def train_one(given: argparse.Namespace, reward: str, terminator: bool, seed: in
         "metrics": summary["metrics"],
         "seconds": summary["seconds"],
         "curves": [
-            {key: line[key] for key in ("step", *FIGURES)} for line in lines if line["kind"] == "eval"
+            {key: line[key] for key in ("step", *FIGURES, *SAMPLED)}
+            for line in lines
+            if line["kind"] == "eval"
         ],
         "engine_gap_max": max(line["engine_gap_max"] for line in lines if line["kind"] == "train"),
     }
@@ -236,7 +240,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             found = [r["metrics"] for r in results if (r["reward"], r["terminator"]) == (reward, terminator)]
             if not found:
                 continue
-            names = (*FIGURES[:4], "pass@1", "pass@8", "p_stop_at_end", "p_stop_before", "mean_length")
+            names = (*FIGURES[:4], *SAMPLED, "p_stop_at_end", "p_stop_before", "mean_length")
             row: dict[str, Any] = {"reward": reward, "terminator": terminator, "seeds": len(found)}
             for name in names:
                 row[name] = {
@@ -254,7 +258,9 @@ def print_table(table: Sequence[dict[str, Any]]) -> None:
         "stop_rate": "stop rate",
         "false_completion_rate": "false completion",
         "gave_up_rate": "gave up",
-        "pass@1": "pass@1",
+        "pass@1": "sampled: accuracy",
+        "sampled_stop_rate": "sampled: stop rate",
+        "sampled_false_completion_rate": "sampled: false completion",
         "pass@8": "pass@8",
         "p_stop_at_end": "P(stop) at ends",
         "p_stop_before": "before them",
@@ -279,12 +285,13 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
 
     panels = {
         "accuracy": "right and stopped",
+        "pass@1": "the same of samples",
         "stop_rate": "stopped by itself",
         "false_completion_rate": "stopped and wrong",
         "gave_up_rate": "said it does not know",
     }
     colours = {"exact": "#2a6f97", "stop-shaped": "#c0532b"}
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 3.6))
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(15, 3.6))
     for axis, (key, title) in zip(axes, panels.items(), strict=True):
         for reward in REWARDS:
             for terminator, style in (("with", "-"), ("without", "--")):

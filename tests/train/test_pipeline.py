@@ -41,6 +41,8 @@ def test_a_stage_that_was_begun_keeps_its_settings(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     settings, begun = stage_settings(Pipeline(preset("tiny"), tmp_path, scale=0.5), run, "base")
     assert not begun
+    two, _ = stage_settings(Pipeline(preset("tiny"), tmp_path, scale=0.5), run, "base", world=2)
+    assert two == replace(settings, data_shards=2)
     run.stage("base").begin(settings.to_json())
     assert stage_settings(Pipeline(preset("tiny"), tmp_path, scale=2.0), run, "base") == (settings, True)
 

@@ -124,14 +124,21 @@ def tokenizer_texts(preset: Preset, seed: int = 0) -> Iterator[str]:
             yield text
 
 
-def stage_settings(pipeline: Pipeline, run: RunDirectory, stage: Stage) -> tuple[StageSettings, bool]:
-    """The settings of a stage, and whether it has been begun: then they are those it was begun with."""
+def stage_settings(
+    pipeline: Pipeline, run: RunDirectory, stage: Stage, world: int = 1
+) -> tuple[StageSettings, bool]:
+    """The settings of a stage, and whether it has been begun: then they are those it was begun with.
+
+    A preset whose data shards cannot be dealt to `world` processes gets one shard for each.
+    """
     directory = run.stage(stage)
     if directory.settings.exists():
         return StageSettings.from_json(directory.read_settings()), True
     init_from = None if stage == "base" else str(run.predecessor(stage))
     settings = pipeline.preset.stage(stage, init_from)
     settings = replace(settings, device=pipeline.device, seed=settings.seed + pipeline.seed)
+    if settings.data_shards % world:
+        settings = replace(settings, data_shards=world)
     return scaled(settings, pipeline.scale), False
 
 
@@ -166,7 +173,7 @@ def _train_stage(
 
     if _is_finished(run, stage):
         return
-    settings, begun = stage_settings(pipeline, run, stage)
+    settings, begun = stage_settings(pipeline, run, stage, process.world)
     data = open_data(settings.data, "texts" if stage == "base" else "conversations", seed=settings.seed)
 
     def progress(found: Any) -> None:
