@@ -147,6 +147,9 @@ def test_torchrun_trains_and_only_the_main_process_speaks(tmp_path: Path) -> Non
     new_run(tmp_path)
     texts = [json.dumps({"text": text}) for text in documents(200)]
     (tmp_path / "texts.jsonl").write_text("\n".join(texts))
+    wrong = torchrun(tmp_path, "--data-shards", "1")
+    assert wrong.returncode != 0
+    assert "1 data shards cannot be dealt out to 2 processes" in wrong.stderr
     done = torchrun(tmp_path, "--data-shards", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 4
@@ -158,6 +161,3 @@ def test_torchrun_trains_and_only_the_main_process_speaks(tmp_path: Path) -> Non
     again = torchrun(tmp_path, "--data-shards", "2")
     assert again.returncode != 0
     assert "holds a stage already" in again.stderr
-    wrong = torchrun(tmp_path / "other", "--data-shards", "1")
-    assert wrong.returncode != 0
-    assert "1 data shards cannot be dealt out to 2 processes" in wrong.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from endstop.models.load import load_model
+from endstop.models.save import save_pretrained
 from endstop.protocol.errors import EndstopError
 from endstop.train.metrics_log import MetricsLog, cut_metrics, read_metrics
-from endstop.train.run_directory import RunDirectory
+from endstop.train.model_shapes import llama_config, new_model
+from endstop.train.run_directory import RunDirectory, tokenizer_files
 from endstop.train.settings import ModelSettings, ScheduleSettings, StageSettings, changed, default_settings
 from endstop.train.stages import run_base, run_chat, run_stage
 from endstop.train.training_loop import Progress
@@ -66,6 +69,72 @@ def test_base_then_sft_ends_in_a_model_that_stops(tmp_path: Path) -> None:
     assert {"chat_template.jinja", "generation_config.json", "tokenizer.json"} <= names
     kept = sorted(path.name for path in run.stage("base").checkpoints.iterdir())
     assert kept == ["step-000040"]
+
+
+def test_mid_training_may_be_unmasked_and_begin_with_momenta(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    run_base(tiny_settings(), run, documents(50))
+    first: dict[str, dict[str, Any]] = {}
+    for name, changes in {
+        "masked": {},
+        "unmasked": {"masked": False},
+        "warm": {"warm_optimizer": True},
+        "isolated": {"isolate": True},
+    }.items():
+        settings = tiny_settings(
+            stage="mid",
+            model=None,
+            init_from=str(run.predecessor("mid")),
+            row_length=64,
+            batch_tokens=512,
+            steps=2,
+            **changes,
+        )
+        run.stage("mid").restart()
+        summary = run_chat(settings, run, conversations(60), validation=conversations(30, 5))
+        assert summary["finished"]
+        lines_of_run = lines(run, "mid", "train")
+        first[name] = {"one": lines_of_run[0], "two": lines_of_run[1]}
+    # Unmasked, the user's words and the border behind each conversation are targets too.
+    assert first["unmasked"]["one"]["count_document_end"] > 0
+    assert "count_document_end" not in first["masked"]["one"]
+    assert first["unmasked"]["one"]["count_content"] > 2 * first["masked"]["one"]["count_content"]
+    # Momenta change what the first step does, not what it begins with.
+    assert first["warm"]["one"]["loss"] == first["masked"]["one"]["loss"]
+    assert first["warm"]["two"]["loss"] != first["masked"]["two"]["loss"]
+    assert first["isolated"]["one"]["loss"] != first["masked"]["one"]["loss"]
+    elsewhere = tmp_path / "elsewhere" / "model"
+    shutil.copytree(run.stage("base").model, elsewhere)
+    settings = replace(settings, stage="sft", init_from=str(elsewhere), warm_optimizer=True)
+    with pytest.raises(EndstopError, match="has no checkpoints beside it"):
+        run_chat(settings, run, conversations(60))
+    # Nothing was begun: it can be begun again, with other settings.
+    assert not run.stage("sft").path.exists()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_llama_with_another_window_is_fine_tuned(tied: bool, tmp_path: Path) -> None:
+    """As a model from elsewhere is: `init_from` outside the run, rotary positions stretched."""
+    files = tokenizer_files(new_run(tmp_path / "other").tokenizer)
+    config = llama_config(2, 300, hidden_size=32, head_dim=16, context=64, tie_word_embeddings=tied)
+    save_pretrained(new_model(config), tmp_path / "model", files=dict(files))
+    settings = tiny_settings(
+        stage="sft",
+        model=None,
+        init_from=str(tmp_path / "model"),
+        context=256,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0},
+        row_length=128,
+        batch_tokens=1024,
+        steps=20,
+    )
+    run = RunDirectory(tmp_path / "run")
+    summary = run_chat(settings, run, conversations(60))
+    assert summary["metrics"]["loss"] < 3.5
+    model = load_model(run.stage("sft").model)
+    assert model.config.max_position_embeddings == 256
+    assert (model.config.rope.type, model.config.rope.original_max_position) == ("yarn", 64)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
 
 
 def final_weights(run: RunDirectory) -> dict[str, torch.Tensor]:

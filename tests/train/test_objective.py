@@ -97,7 +97,7 @@ def test_a_step_is_the_same_however_it_is_split() -> None:
         for part in parts:
             loss, found = objective(model, ids[part], targets[part], None, divisor)
             loss.backward()
-            total, sums = total + float(loss), sums + LossSums.of(found)
+            total, sums = total + float(loss.detach()), sums + LossSums.of(found)
         results.append((total, sums, model.model.embed_tokens.weight.grad.clone()))
     (whole, whole_sums, whole_gradient), (split, split_sums, split_gradient) = results
     assert math.isclose(whole, split, rel_tol=1e-5)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from endstop.models.config import DecoderConfig
 from endstop.models.decoder import Decoder
 from endstop.protocol.labels import IGNORE, Row
 from endstop.protocol.params import SamplingParams
@@ -143,6 +144,20 @@ def test_own_vocabulary_has_three_kinds_of_endings(vocabulary: Vocabulary) -> No
         "thinking_end": [],
     }
     assert "tokenizer.json" in tokenizer_files(vocabulary.directory)
+
+
+def test_samples_of_equal_prompts_differ(vocabulary: Vocabulary) -> None:
+    engine = sampling_engine(*uniform_model(), vocabulary.directory)
+    found = natural_stops(engine, [Probe([1])] * 40, 100, temperature=1.0)
+    engine.close()
+    # Two of 300 ids end a sample, so that half of them run to the limit: (1 - 2/300) ** 100 = 0.51.
+    assert 0.2 < found["natural_stop_rate"] < 0.8
+    assert set(found) == {"natural_stop_rate", "mean_sample_tokens"}
+
+
+def uniform_model() -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+    config = nanochat_config(1, 300, hidden_size=16, head_dim=8)
+    return config, dict(new_model(config).state_dict())
 
 
 def test_natural_stops_of_a_model_that_counts(vocabulary: Vocabulary) -> None:

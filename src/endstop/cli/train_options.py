@@ -162,6 +162,7 @@ def stage_settings(
         settings = StageSettings.from_json(run.stage(stage).read_settings())
         init_from = init_from or settings.init_from
     else:
+        foreign = init_from is not None
         if stage != "base" and init_from is None:
             init_from = str(run.predecessor(stage))
         if preset is not None:
@@ -171,7 +172,7 @@ def stage_settings(
         else:
             if not any(name in changes for name in _LENGTHS):
                 raise ValueError("say how long to train: --steps, --tokens or --seconds, or a --preset")
-            settings = default_settings(stage, init_from, steps=1)
+            settings = default_settings(stage, init_from, steps=1, foreign=foreign)
     if any(name in changes for name in _LENGTHS):
         changes = {**dict.fromkeys(_LENGTHS), **changes}
     optimizer = {name: changes.pop(name) for name in _OPTIMIZER if name in changes}

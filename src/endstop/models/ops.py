@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from endstop.models import gradients
 from endstop.models.config import Activation, RopeConfig
 
 # What a query sees: a boolean mask (True is visible) that broadcasts to [B, heads, T, S], "causal" for as
@@ -30,7 +31,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, offset: bool = Fal
         normed = functional.rms_norm(x.float(), x.shape[-1:], None, eps)
         return (normed * (1.0 + weight.float())).to(x.dtype)
     # torch's own works in float32 too, and may give that back under autocast.
-    normed = functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)
+    if gradients.by_hand(x):
+        normed = gradients.RMSNorm.apply(x, eps)  # type: ignore[no-untyped-call]
+    else:
+        normed = functional.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)
     return normed if weight is None else weight * normed
 
 
@@ -103,8 +107,10 @@ def rope_cos_sin(
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + d/2) of the last axis: x [..., d]; cos and sin broadcast to [..., d / 2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    if gradients.by_hand(x) and x.dtype == cos.dtype:
+        rotated: Tensor = gradients.Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return rotated
+    return gradients.rotated(x, cos, sin)
 
 
 def visible_keys(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
@@ -212,6 +218,9 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
         return functional.silu(x)
     if activation == "gelu_tanh":
         return functional.gelu(x, approximate="tanh")
+    if gradients.by_hand(x):
+        squared: Tensor = gradients.SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+        return squared
     return functional.relu(x).square()
 
 

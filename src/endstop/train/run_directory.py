@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,17 +50,21 @@ class StageDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Make the directory and write the settings; EndstopError where there is a stage already."""
+    def require_new(self) -> None:
+        """EndstopError where there is a stage already."""
         if self.settings.exists() or self.model.exists():
             raise EndstopError(
                 f"{self.path} holds a stage already: continue it with --resume, or choose another --run."
             )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.settings, settings)
-        except OSError as error:
-            raise EndstopError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Make the directory and write the settings; EndstopError where there is a stage already."""
+        self.require_new()
+        self.write_settings(settings)
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        """Write the settings, whole or not at all, into a directory that is made if need be."""
+        write_object(self.settings, settings)
 
     def read_settings(self) -> dict[str, Any]:
         """The settings the stage was begun with; EndstopError where it was not begun."""
@@ -108,6 +113,17 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
     """The tokenizer's files of a directory, and generation_config.json, by name."""
     files = {name: directory / name for name in TOKENIZER_FILES}
     return {name: path.read_bytes() for name, path in files.items() if path.is_file()}
+
+
+def write_object(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object, whole or not at all; EndstopError on a full disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(partial, value)
+        os.replace(partial, path)
+    except OSError as error:
+        raise EndstopError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def read_object(path: Path, missing: str) -> dict[str, Any]:

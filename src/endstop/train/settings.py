@@ -176,10 +176,14 @@ class StageSettings:
         return typing.cast(StageSettings, _read(cls, value, "settings"))
 
 
-def default_settings(stage: Stage, init_from: str | None = None, *, steps: int) -> StageSettings:
+def default_settings(
+    stage: Stage, init_from: str | None = None, *, steps: int, foreign: bool = False
+) -> StageSettings:
     """A stage of so many steps with nanochat's rates and schedule of October 2025 (Karpathy).
 
     SFT begins with a fiftieth of the rates, which fall to 0. Without `init_from` a new model is made.
+    foreign: `init_from` was not trained here; embeddings elsewhere are much smaller than those of
+    `new_model`, so theirs has the rate of the output matrix.
     """
     schedules = {
         "base": ScheduleSettings(),
@@ -193,6 +197,7 @@ def default_settings(stage: Stage, init_from: str | None = None, *, steps: int) 
         steps=steps,
         batch_tokens=524_288 if stage != "sft" else 65_536,
         schedule=schedules[stage],
+        optimizer=OptimizerSettings(embedding_lr=0.004) if foreign else OptimizerSettings(),
     )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from endstop.models.decoder import Decoder
-from endstop.models.directory import whole_directory, write_json
+from endstop.models.directory import whole_directory
 from endstop.models.save import write_model
 from endstop.protocol.errors import EndstopError
-from endstop.protocol.label_audit import Audit, audit
-from endstop.protocol.labels import Row, chat_rows
+from endstop.protocol.labels import Row
 from endstop.train.batch import TokenBatch
 from endstop.train.checkpoint import (
     Loader,
@@ -26,24 +24,17 @@ from endstop.train.checkpoint import (
     remove_partial,
 )
 from endstop.train.distributed import Parallel, Process, check_layout, done_by_main, parallelized, shared
+from endstop.train.label_check import check_labels, first_rows
 from endstop.train.metrics_log import cut_metrics, read_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.objective import Objective
 from endstop.train.optimizer import Optimizers, build_optimizer
-from endstop.train.run_directory import RunDirectory, StageDirectory
+from endstop.train.run_directory import RunDirectory, StageDirectory, write_object
 from endstop.train.settings import StageSettings, changed
 from endstop.train.starting_point import Vocabulary, starting_point
 from endstop.train.stop_metrics import Probe, natural_stops, probes_of, sampling_engine, validate
 from endstop.train.training_loop import Job, Report, train
 from endstop.train.training_state import load_training_state, whole_state_dict
-
-if TYPE_CHECKING:
-    from endstop.protocol.render import ChatRenderer
-
-logger = logging.getLogger(__name__)
-
-AUDITED = 300
-"""Conversations whose labels are looked at before a stage begins."""
 
 ALONE = Process(0, 1, torch.device("cpu"))
 
@@ -163,8 +154,7 @@ def run_chat(
         if validation is not None:
             held_out = loader(validation, settings.validation_rows, 1, ALONE, None).next_step()
             rows = (
-                row
-                for row, _ in _first_rows(as_mixture(validation), renderer, settings, 4 * settings.samples)
+                row for row, _ in first_rows(as_mixture(validation), renderer, settings, 4 * settings.samples)
             )
             probes = probes_of(rows, vocabulary.events, settings.samples)
         counts = {"supervised_stop_rate": found.supervised_stop_rate, "censored_rate": found.censored_rate}
@@ -188,6 +178,8 @@ def run_stage(
     """
     directory = run.stage(settings.stage)
     check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
+    if not resume:
+        done_by_main(directory.require_new, process)
     settings = settled(settings, directory, process, resume)
     decoder, vocabulary = starting_point(settings, run)
     _check_length(settings, decoder)
@@ -223,7 +215,7 @@ def run_stage(
     if process.main and finished:
         with whole_directory(directory.model, replace=True) as place:
             write_model(weights, decoder.config, place, files=vocabulary.files)
-        write_json(directory.summary, summary)
+        write_object(directory.summary, summary)
     return summary
 
 
@@ -250,7 +242,7 @@ def settled(
         found = str(choose_dtype("auto", process.device)).removeprefix("torch.")
         # Casting costs more than it saves where the matrices are small.
         width = settings.model.config(1000).hidden_size if settings.model is not None else 768
-        name = "float32" if process.device.type == "cpu" and width < 512 else found
+        name = "float32" if process.device.type == "cpu" and width < 256 else found
         settings = replace(settings, dtype=shared(name, process))  # type: ignore[arg-type]
     return settings
 
@@ -270,8 +262,6 @@ def _begin(
     position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
     if resume and process.main:
         remove_partial(directory.checkpoints)
-    elif not resume:
-        done_by_main(lambda: directory.begin(settings.to_json()), process)
     newest = newest_shared(directory.checkpoints, process) if resume else None
     if newest is not None:
         found = load_checkpoint(newest, model, optimizers, loader, tokenizer)
@@ -282,10 +272,13 @@ def _begin(
         if before is None:
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
         load_training_state(before / "training", model, optimizers)
-    if process.main:
+
+    def write() -> None:
+        directory.write_settings(settings.to_json())
         # Without a checkpoint even the evaluation before the first step comes again.
         cut_metrics(directory.metrics, position.step if newest is not None else -1)
-        write_json(directory.settings, settings.to_json())
+
+    done_by_main(write, process)
     return position
 
 
@@ -310,61 +303,6 @@ def _evaluation(job: Job, given: StageData, vocabulary: Vocabulary) -> Callable[
         return found
 
     return evaluate
-
-
-def check_labels(
-    conversations: Any,
-    renderer: ChatRenderer,
-    vocabulary: Vocabulary,
-    settings: StageSettings,
-    transform: Callable[[Row], Row] | None,
-) -> Audit:
-    """Look at the labels of the first conversations before anything is trained.
-
-    Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
-    """
-    rows: list[Row] = []
-    for row, messages in _first_rows(conversations, renderer, settings, AUDITED):
-        if not rows and logger.isEnabledFor(logging.INFO):
-            _show(messages, renderer)
-        rows.append(row if transform is None else transform(row))
-    found = audit(
-        rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
-    )
-    for problem in found.problems():
-        logger.warning("labels of the first %d rows: %s", len(rows), problem)
-    if not found.supervised_tokens:
-        raise EndstopError(f"none of the first {AUDITED} conversations has a supervised token to train on.")
-    if settings.masked and transform is None and found.supervised_stop_rate < 1.0:
-        raise EndstopError(
-            f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not "
-            "be taught to stop. Look at the chat template and the stop set (`endstop stops`)."
-        )
-    return found
-
-
-def _first_rows(
-    conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
-) -> Iterable[tuple[Row, Sequence[Any]]]:
-    order = conversations.order(settings.seed)
-    for number in range(min(count, len(conversations))):
-        place = order[number]
-        if conversations.parts[place.part].is_stream:
-            continue
-        messages = conversations.item(place)
-        for row in chat_rows(renderer, messages, settings.row_length + 1).rows:
-            yield row, messages
-
-
-def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
-    """The first conversation on stderr with what is supervised in colour, for the person who trains."""
-    from rich.console import Console
-
-    from endstop.view.conversation import rendered_text
-
-    Console(stderr=True, highlight=False, markup=False).print(
-        rendered_text(renderer.render(messages)), soft_wrap=True
-    )
 
 
 def _row_fault(settings: StageSettings, vocabulary: Vocabulary) -> Callable[[Row], Row] | None:

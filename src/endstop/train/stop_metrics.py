@@ -206,7 +206,11 @@ def natural_stops(
 
     if not probes:
         return {}
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    # Draws follow from the seed: equal prompts need different ones.
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + number)
+        for number in range(len(probes))
+    ]
     outputs = [result.outputs[0] for result in engine.generate([p.prompt for p in probes], params)]
     stopped = [output.finish_reason == "stop" for output in outputs]
     lengths = [len(output.generated_token_ids) for output in outputs]

@@ -1,0 +1,75 @@
+"""A look at the labels before anything is trained on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from endstop.protocol.errors import EndstopError
+from endstop.protocol.label_audit import Audit, audit
+from endstop.protocol.labels import Row, chat_rows
+from endstop.train.settings import StageSettings
+from endstop.train.starting_point import Vocabulary
+
+if TYPE_CHECKING:
+    from endstop.protocol.render import ChatRenderer
+
+logger = logging.getLogger(__name__)
+
+AUDITED = 300
+"""Conversations whose labels are looked at before a stage begins."""
+
+
+def check_labels(
+    conversations: Any,
+    renderer: ChatRenderer,
+    vocabulary: Vocabulary,
+    settings: StageSettings,
+    transform: Callable[[Row], Row] | None,
+) -> Audit:
+    """Look at the labels of the first conversations before anything is trained.
+
+    Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
+    """
+    rows: list[Row] = []
+    for row, messages in first_rows(conversations, renderer, settings, AUDITED):
+        if not rows and logger.isEnabledFor(logging.INFO):
+            _show(messages, renderer)
+        rows.append(row if transform is None else transform(row))
+    found = audit(
+        rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
+    )
+    for problem in found.problems():
+        logger.warning("labels of the first %d rows: %s", len(rows), problem)
+    if not found.supervised_tokens:
+        raise EndstopError(f"none of the first {AUDITED} conversations has a supervised token to train on.")
+    if settings.masked and transform is None and found.supervised_stop_rate < 1.0:
+        raise EndstopError(
+            f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not "
+            "be taught to stop. Look at the chat template and the stop set (`endstop stops`)."
+        )
+    return found
+
+
+def first_rows(
+    conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
+) -> Iterable[tuple[Row, Sequence[Any]]]:
+    from endstop.train.data.mixture import ShardReader
+
+    reader = ShardReader(conversations.order(settings.seed), 0, 1)
+    for _ in range(min(count, len(conversations))):
+        messages = reader.item(reader.next_place())
+        for row in chat_rows(renderer, messages, settings.row_length + 1).rows:
+            yield row, messages
+
+
+def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
+    """The first conversation on stderr with what is supervised in colour, for the person who trains."""
+    from rich.console import Console
+
+    from endstop.view.conversation import rendered_text
+
+    Console(stderr=True, highlight=False, markup=False).print(
+        rendered_text(renderer.render(messages)), soft_wrap=True
+    )
