@@ -53,6 +53,8 @@ def train_all(
     pipeline = Pipeline(wanted, run, scale=scale, examples=examples, rl=with_rl, device=device, seed=seed)
     with _bar() as report:
         model = run_pipeline(pipeline, resume=resume, report=report, facts=environment_facts())
+    if model is None:
+        return
     note(f"The report is {run / REPORT_FOLDER / REPORT_FILE}. Talk to the model:")
     write_line(f"endstop chat {model}")
 

@@ -66,10 +66,11 @@ def run_pipeline(
     resume: bool = False,
     report: Report | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> Path:
+) -> Path | None:
     """Do all parts that are not done yet; returns the directory of the model that answers best.
 
-    Under torchrun every process must call it. facts: of the machine, for the report.
+    Under torchrun every process must call it, and all but the main one get None.
+    facts: of the machine, for the report.
     Raises EndstopError where the run exists and is not to be resumed, Unfinished where it was told to end,
     and whatever a part raises.
     """
@@ -106,6 +107,8 @@ def run_pipeline(
                 told(0.0, "")
                 write_report(run.path, machine=facts)
             barrier(process)
+    if tell is _nothing:
+        return None
     tell("done", 1.0, "")
     best = read_run(run.path).best
     assert best is not None

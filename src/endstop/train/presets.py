@@ -149,7 +149,7 @@ def _tiny() -> Preset:
         stages["base"],
         stages["mid"],
         stages["sft"],
-        ReinforcementNumbers(steps=20, questions=8, samples=8, max_tokens=64, rate=0.1),
+        ReinforcementNumbers(20, questions=8, samples=8, max_tokens=64, rate=0.1, evaluation_questions=64),
     )
 
 
