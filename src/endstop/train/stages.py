@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,13 @@ def run_stage(
     """
     directory = run.stage(settings.stage)
     check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
-    if not resume:
+    begun_with = directory.read_settings() if resume else None
+    if begun_with is not None:
+        settings = same_settings(settings, begun_with, directory)
+    else:
         done_by_main(directory.require_new, process)
-    settings = settled(settings, directory, process, resume)
     decoder, vocabulary = starting_point(settings, run)
+    settings = settled(settings, decoder.config.hidden_size, process)
     _check_length(settings, decoder)
     given = data(vocabulary)
     objective = Objective(
@@ -219,32 +222,33 @@ def run_stage(
     return summary
 
 
-def settled(
-    settings: StageSettings, directory: StageDirectory, process: Process, resume: bool
+def same_settings(
+    settings: StageSettings, begun_with: Mapping[str, Any], directory: StageDirectory
 ) -> StageSettings:
-    """The settings with nothing left to be chosen: "auto" dtype becomes one that a resumed run keeps.
+    """The settings of a resumed run, with the dtype that "auto" was for it.
 
-    Raises EndstopError where a resumed run has other settings than it was begun with, and names them.
+    Raises EndstopError where they are not those that it was begun with, and names the others.
     """
-    if resume:
-        stored = directory.read_settings()
-        if settings.dtype == "auto":
-            settings = replace(settings, dtype=stored.get("dtype", "float32"))
-        if differing := changed(stored, settings.to_json()):
-            raise EndstopError(
-                f"{directory.path} was begun with other settings: {'; '.join(differing)}. Resume with the "
-                "same ones, or begin another run."
-            )
-        return settings
     if settings.dtype == "auto":
-        from endstop.runtime.native.model import choose_dtype
-
-        found = str(choose_dtype("auto", process.device)).removeprefix("torch.")
-        # Casting costs more than it saves where the matrices are small.
-        width = settings.model.config(1000).hidden_size if settings.model is not None else 768
-        name = "float32" if process.device.type == "cpu" and width < 256 else found
-        settings = replace(settings, dtype=shared(name, process))  # type: ignore[arg-type]
+        settings = replace(settings, dtype=begun_with.get("dtype", "float32"))
+    if differing := changed(begun_with, settings.to_json()):
+        raise EndstopError(
+            f"{directory.path} was begun with other settings: {'; '.join(differing)}. Resume with the "
+            "same ones, or begin another run."
+        )
     return settings
+
+
+def settled(settings: StageSettings, width: int, process: Process) -> StageSettings:
+    """The settings with the dtype chosen for a model of this width (hidden_size), where it is "auto"."""
+    if settings.dtype != "auto":
+        return settings
+    from endstop.runtime.native.model import choose_dtype
+
+    found = str(choose_dtype("auto", process.device)).removeprefix("torch.")
+    # Casting costs more than it saves where the matrices are small.
+    name = "float32" if process.device.type == "cpu" and width < 256 else found
+    return replace(settings, dtype=shared(name, process))  # type: ignore[arg-type]
 
 
 def _begin(
