@@ -76,12 +76,12 @@ def interleaved(contenders: dict[str, Work], repeats: int, clock: Callable[[], f
 def training(texts: list[str], vocab_size: int) -> dict[str, Work]:
     import rustbpe
 
-    from endstop.train.tokenizer_training import SMALLEST_VOCABULARY, SPLIT_PATTERN, train_tokenizer
+    from endstop.train.tokenizer_training import SMALLEST_VOCABULARY, split_pattern, train_tokenizer
 
     def alone() -> Any:
         trainer = rustbpe.Tokenizer()
         merges = vocab_size - SMALLEST_VOCABULARY
-        trainer.train_from_iterator(iter(texts), 256 + merges, pattern=SPLIT_PATTERN)
+        trainer.train_from_iterator(iter(texts), 256 + merges, pattern=split_pattern())
         return trainer.get_mergeable_ranks()
 
     return {
@@ -97,13 +97,13 @@ def encoding(texts: list[str], content: dict[str, Any], threads: int) -> dict[st
 
     from endstop.protocol.tokenbytes import TokenBytes
     from endstop.train.document_encoding import encode_documents
-    from endstop.train.tokenizer_training import SPLIT_PATTERN
+    from endstop.train.tokenizer_training import split_pattern
 
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     crate = tokenizers.Tokenizer.from_str(json.dumps(content))
     pieces = TokenBytes.from_tokenizer_json(content)
     ranks = {piece: token_id for token_id, piece in enumerate(pieces) if token_id not in pieces.special}
-    peer = tiktoken.Encoding("peer", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    peer = tiktoken.Encoding("peer", pat_str=split_pattern(), mergeable_ranks=ranks, special_tokens={})
     ours = encode_documents(content, threads=threads)
     plain = encode_documents(content, engine="tokenizers")
 

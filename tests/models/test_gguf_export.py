@@ -146,6 +146,25 @@ def test_digit_groups_of_two_have_no_name_in_gguf_unless_no_token_shows_them(tmp
     assert matching_pre_tokenizer(content)
 
 
+def test_a_llama_trained_here_with_single_digits_exports(tmp_path: Path) -> None:
+    from endstop.train.presets import preset
+    from endstop.train.tokenizer_training import train_tokenizer
+
+    assert [preset(name).with_shape("llama").digits for name in ("tiny", "d12", "d20")] == [1, 1, 1]
+    text = Path(__file__).read_text(encoding="utf-8") + " ".join(str(number) for number in range(2000))
+    tokenizers = {digits: train_tokenizer([text] * 2, 1000, digits=digits) for digits in (1, 2)}
+    write_model(tmp_path / "model", content=tokenizers[1])
+    done = export_gguf(tmp_path / "model", tmp_path / "model.gguf", dtype="f32")
+    assert (done.architecture, done.pre) == ("llama", "stablelm2")
+    dequantise_gguf(tmp_path / "model.gguf", tmp_path / "back")
+    back = Tokenizer.from_pretrained(tmp_path / "back")
+    own = Tokenizer.from_pretrained(tmp_path / "model")
+    for sample in (text, *TEXTS):
+        assert back.encode_text(sample) == own.encode_text(sample)
+    with pytest.raises(UnsupportedModel, match="single digits"):
+        matching_pre_tokenizer(tokenizers[2])
+
+
 def test_what_gguf_cannot_express_is_refused_in_one_sentence(tmp_path: Path) -> None:
     def refused(match: str) -> None:
         with pytest.raises(UnsupportedModel, match=match):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import endstop.protocol
 import endstop.train.tokenizer_training as training
+from endstop.cli.app import app
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.render import ChatRenderer
 from endstop.protocol.stopset import StopSet
@@ -104,6 +106,31 @@ def test_digits_merge_in_groups_of_at_most_two(content: dict[str, Any]) -> None:
     learned = train_tokenizer(["x12345"] * 9, 400, allow_smaller=True)
     assert learned["model"]["merges"] == [["1", "2"], ["3", "4"]]
     assert encode_documents(learned)(["12345"]) == [[256, 257, ord("5")]]
+
+
+@pytest.mark.parametrize("engine", ["rustbpe", "tokenizers"])
+def test_digits_stand_alone_where_that_is_asked_for(engine: Any) -> None:
+    learned = train_tokenizer([*real_texts(), "x12345 " * 99], 600, engine=engine, digits=1)
+    for piece in list(TokenBytes.from_tokenizer_json(learned))[:-9]:
+        assert sum(letter.isdigit() for letter in piece.decode("utf-8", "replace")) <= 1
+    fast, plain = (encode_documents(learned, engine=name) for name in ("tiktoken", "tokenizers"))
+    texts = [*real_texts(), "12345 a1b22"]
+    assert fast(texts) == plain(texts)
+    assert plain(["12345"]) == [[ord(letter) for letter in "12345"]]
+    with pytest.raises(ValueError, match="at most 1 or 2 digits, got 3"):
+        train_tokenizer(["abc"], 300, digits=3)
+
+
+def test_the_command_takes_the_number_of_digits(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x12345 " * 200, encoding="utf-8")
+    arguments = ["train", "tokenizer", "--data", str(text), "--vocab-size", "270", "--smaller"]
+    for digits, expected in ((1, []), (2, [["1", "2"], ["3", "4"]])):
+        out = tmp_path / str(digits)
+        found = CliRunner().invoke(app, [*arguments, "--digits", str(digits), "--out", str(out)])
+        assert found.exit_code == 0, found.output
+        merges = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
+        assert [pair for pair in merges if "".join(pair).isdigit()] == expected
 
 
 def test_limits_cut_documents_and_end_the_reading() -> None:

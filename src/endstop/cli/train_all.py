@@ -27,6 +27,16 @@ def train_all(
         float, typer.Option("--scale", "--seconds-scale", help="Make every stage so many times as long.")
     ] = 1.0,
     shape: Annotated[str, typer.Option("--shape", help="nanochat or llama.")] = "nanochat",
+    digits: Annotated[
+        int | None,
+        typer.Option(
+            "--digits",
+            help="Digits that may stand together in a token: 2, or 1 (a Llama's, for GGUF).",
+            min=1,
+            max=2,
+            show_default=False,
+        ),
+    ] = None,
     examples: Annotated[
         int, typer.Option("--examples", help="Questions of each task in the evaluations.")
     ] = 100,
@@ -41,6 +51,8 @@ def train_all(
 
     Example: endstop train all --preset tiny --run runs/tiny
     """
+    from dataclasses import replace
+
     from endstop.cli.env import environment_facts
     from endstop.cli.output import note, write_line
     from endstop.train.pipeline import Pipeline, run_pipeline
@@ -50,6 +62,8 @@ def train_all(
     if shape not in ("nanochat", "llama"):
         raise typer.BadParameter(f"a shape is nanochat or llama, not {shape}", param_hint="--shape")
     wanted = preset_of(preset).with_shape("llama" if shape == "llama" else "nanochat")
+    if digits is not None:
+        wanted = replace(wanted, digits=digits)
     pipeline = Pipeline(wanted, run, scale=scale, examples=examples, rl=with_rl, device=device, seed=seed)
     with _bar() as report:
         model = run_pipeline(pipeline, resume=resume, report=report, facts=environment_facts())

@@ -32,6 +32,15 @@ def tokenizer(
     vocab_size: Annotated[
         int, typer.Option("--vocab-size", help="Tokens in all, 256 bytes and 9 special tokens included.")
     ] = 32768,
+    digits: Annotated[
+        int,
+        typer.Option(
+            "--digits",
+            help="Digits that may stand together in a token: 2, or 1 for export to GGUF.",
+            min=1,
+            max=2,
+        ),
+    ] = 2,
     max_chars: Annotated[
         int | None, typer.Option("--max-chars", help="Read so many characters, evenly from all files.")
     ] = None,
@@ -81,6 +90,7 @@ def tokenizer(
                 interleaved(sources, unreadable.append),
                 vocab_size,
                 engine=engine,  # type: ignore[arg-type]
+                digits=digits,
                 max_chars=max_chars,
                 document_chars=document_chars or None,
                 allow_smaller=smaller,

@@ -12,7 +12,7 @@ from endstop.protocol.errors import EndstopError
 from endstop.protocol.model_files import parse_object, read_text
 from endstop.protocol.tokenbytes import byte_level_alphabet
 from endstop.protocol.tokenizer_pieces import merges_of
-from endstop.train.tokenizer_training import SPLIT_PATTERN, is_unicode, tokenizer_json
+from endstop.train.tokenizer_training import DIGITS, is_unicode, split_pattern, tokenizer_json
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -42,10 +42,10 @@ def encode_documents(
         path = Path(tokenizer) / "tokenizer.json"
         tokenizer = parse_object(path, read_text(path))
     plain = _by_tokenizers(tokenizer)
-    ranks = _ranks(tokenizer) if engine != "tokenizers" else None
-    fast = None if ranks is None else _by_tiktoken(ranks, threads or os.cpu_count() or 1)
+    known = _ranks(tokenizer) if engine != "tokenizers" else None
+    fast = None if known is None else _by_tiktoken(*known, threads or os.cpu_count() or 1)
     if engine == "tiktoken" and fast is None:
-        why = "is not installed" if ranks is not None else "only encodes as tokenizers trained here do"
+        why = "is not installed" if known is not None else "only encodes as tokenizers trained here do"
         raise EndstopError(f"tiktoken {why}; choose tokenizers instead.")
 
     def encode(documents: list[str]) -> list[list[int]]:
@@ -74,8 +74,11 @@ def _by_tokenizers(content: Mapping[str, Any]) -> Encode:
     return encode
 
 
-def _ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
-    """Token bytes by id, for a tokenizer as `train_tokenizer` makes it; None for all others."""
+def _ranks(content: Mapping[str, Any]) -> tuple[dict[bytes, int], str] | None:
+    """Ids by token bytes, and the pattern that splits text, for a tokenizer as `train_tokenizer` makes it.
+
+    None for all others.
+    """
     alphabet = byte_level_alphabet()
     model = content.get("model") or {}
     try:
@@ -85,15 +88,17 @@ def _ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
         ]
     except (KeyError, ValueError):
         return None
-    own = tokenizer_json(merges)
     parts = ("normalizer", "pre_tokenizer", "model")
-    if any(content.get(part) != own[part] for part in parts):
-        return None
-    spelled = own["model"]["vocab"]
-    return {bytes(alphabet[letter] for letter in piece): token_id for piece, token_id in spelled.items()}
+    for digits in DIGITS:
+        own = tokenizer_json(merges, digits)
+        if all(content.get(part) == own[part] for part in parts):
+            spelled = own["model"]["vocab"].items()
+            ranks = {bytes(alphabet[letter] for letter in piece): token_id for piece, token_id in spelled}
+            return ranks, split_pattern(digits)
+    return None
 
 
-def _by_tiktoken(ranks: dict[bytes, int], threads: int) -> Encode | None:
+def _by_tiktoken(ranks: dict[bytes, int], pattern: str, threads: int) -> Encode | None:
     """None where tiktoken is not installed.
 
     tiktoken joins any two neighbours that make a token, tokenizers only those of which it was made. That is
@@ -104,7 +109,7 @@ def _by_tiktoken(ranks: dict[bytes, int], threads: int) -> Encode | None:
         import tiktoken
     except ModuleNotFoundError:
         return None
-    inner = tiktoken.Encoding("trained-here", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    inner = tiktoken.Encoding("trained-here", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
     def encode(documents: list[str]) -> list[list[int]]:
         ids: list[list[int]]

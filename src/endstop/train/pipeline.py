@@ -162,6 +162,7 @@ def _train_tokenizer(pipeline: Pipeline, run: RunDirectory, tell: Callable[[floa
     content = train_tokenizer(
         tokenizer_texts(pipeline.preset, pipeline.seed),
         pipeline.preset.vocab_size,
+        digits=pipeline.preset.digits,
         max_chars=limit,
         progress=lambda read: tell(min(1.0, read.characters / limit), f"{read.characters:,} characters"),
     )

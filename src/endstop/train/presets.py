@@ -45,6 +45,7 @@ class Preset:
         vocab_size: special tokens included. tokenizer_characters: what the tokenizer is trained on at most.
         base, mid, sft: settings of the stages; mid and sft begin with PREDECESSOR.
         rl: the size of the RL stage. what: one line for people.
+        digits: how many may stand together in a token.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Preset:
     mid: StageSettings
     sft: StageSettings
     rl: ReinforcementNumbers
+    digits: int = 2
 
     @property
     def model(self) -> ModelSettings:
@@ -80,8 +82,9 @@ class Preset:
         return replace(settings, **changes)
 
     def with_shape(self, shape: Shape) -> Preset:
-        """The same size in another shape."""
-        return replace(self, base=replace(self.base, model=replace(self.model, shape=shape)))
+        """The same size in another shape. A Llama has tokens of single digits, so that it exports to GGUF."""
+        digits = 1 if shape == "llama" else self.digits
+        return replace(self, base=replace(self.base, model=replace(self.model, shape=shape)), digits=digits)
 
 
 def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Preset:

@@ -28,17 +28,29 @@ Engine = Literal["auto", "tokenizers", "rustbpe"]
 Merge = tuple[bytes, bytes]
 ENGINES = ("auto", "tokenizers", "rustbpe")
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+DIGITS = (1, 2)
+"""How many digits may stand together in a token."""
 
-# GPT-4's pattern with groups of two digits at most, as nanochat has it (Karpathy, 2025).
-SPLIT_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)"
-    r"|[^\r\n\p{L}\p{N}]?+\p{L}+"
-    r"|\p{N}{1,2}"
-    r"| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]"
-    r"|\s+(?!\S)"
-    r"|\s+"
-)
+
+def split_pattern(digits: int = 2) -> str:
+    """The regular expression that cuts text into pieces, within which tokens are merged.
+
+    It is GPT-4's with groups of at most so many digits: two as in nanochat (Karpathy, 2025), or one, for
+    which GGUF has a name, so that llama.cpp can read the vocabulary. Raises ValueError for another number.
+    """
+    if digits not in DIGITS:
+        raise ValueError(f"a token holds at most 1 or 2 digits, got {digits!r}")
+    number = r"\p{N}" if digits == 1 else r"\p{N}{1,2}"
+    return (
+        r"'(?i:[sdmt]|ll|ve|re)"
+        r"|[^\r\n\p{L}\p{N}]?+\p{L}+"
+        rf"|{number}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]"
+        r"|\s+(?!\S)"
+        r"|\s+"
+    )
+
 
 # Regular expressions that look ahead overflow the stack of rustbpe on a million blanks in a row.
 _PIECE_CHARS = 100_000
@@ -73,6 +85,7 @@ def train_tokenizer(
     vocab_size: int,
     *,
     engine: Engine = "auto",
+    digits: int = 2,
     max_chars: int | None = None,
     document_chars: int | None = 10_000,
     allow_smaller: bool = False,
@@ -85,6 +98,7 @@ def train_tokenizer(
         vocab_size: all tokens together, the 256 bytes and the nine special tokens included.
         engine: what counts and merges. `auto` is rustbpe where it is installed, which is several times
             faster, and tokenizers otherwise; the merges are the same.
+        digits: how many digits may stand together in a token; see `split_pattern`.
         max_chars: stop reading after so many characters.
         document_chars: of each document only so many characters from its start, so that no single one
             outweighs the others. None takes them whole (split at every 100,000 characters).
@@ -104,6 +118,7 @@ def train_tokenizer(
     for name, limit in (("max_chars", max_chars), ("document_chars", document_chars)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} must be at least 1, got {limit}")
+    pattern = split_pattern(digits)
     read = TextsRead()
     documents = _documents(texts, read, max_chars, document_chars, progress)
     first = next(documents, None)
@@ -111,7 +126,7 @@ def train_tokenizer(
         also = f" ({read.skipped} held half a surrogate pair)" if read.skipped else ""
         raise EndstopError(f"There is no text to train a tokenizer on: every document is empty{also}.")
     learn = _with_rustbpe if _chosen(engine) == "rustbpe" else _with_tokenizers
-    merges = learn(chain([first], documents), vocab_size - SMALLEST_VOCABULARY)
+    merges = learn(chain([first], documents), vocab_size - SMALLEST_VOCABULARY, pattern)
     if read.skipped:
         _log.warning("skipped %d documents that hold half a surrogate pair", read.skipped)
     possible = SMALLEST_VOCABULARY + len(merges)
@@ -120,11 +135,12 @@ def train_tokenizer(
             f"{read.characters:,} characters of text allow at most {possible:,} tokens, not {vocab_size:,}: "
             "no pair is left to merge. Give more text, or ask for a smaller vocabulary."
         )
-    return tokenizer_json(merges)
+    return tokenizer_json(merges, digits)
 
 
-def tokenizer_json(merges: Iterable[Merge]) -> dict[str, Any]:
-    """The content of the tokenizer.json with these merges, in the order in which they apply."""
+def tokenizer_json(merges: Iterable[Merge], digits: int = 2) -> dict[str, Any]:
+    """The content of the tokenizer.json with these merges, in the order in which they apply; `digits` as for
+    `split_pattern`."""
     letters = _letters()
     spelled = [tuple("".join(letters[byte] for byte in part) for part in pair) for pair in merges]
     vocabulary = {letter: byte for byte, letter in enumerate(letters)}
@@ -143,7 +159,7 @@ def tokenizer_json(merges: Iterable[Merge]) -> dict[str, Any]:
             "pretokenizers": [
                 {
                     "type": "Split",
-                    "pattern": {"Regex": SPLIT_PATTERN},
+                    "pattern": {"Regex": split_pattern(digits)},
                     "behavior": "Isolated",
                     "invert": False,
                 },
@@ -264,15 +280,15 @@ def _chosen(engine: Engine) -> Engine:
     return "tokenizers"
 
 
-def _with_rustbpe(documents: Iterator[str], count: int) -> list[Merge]:
+def _with_rustbpe(documents: Iterator[str], count: int, pattern: str) -> list[Merge]:
     import rustbpe
 
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(documents, 256 + count, pattern=SPLIT_PATTERN)
+    trainer.train_from_iterator(documents, 256 + count, pattern=pattern)
     return merges_of_ranks({bytes(token): rank for token, rank in trainer.get_mergeable_ranks()})
 
 
-def _with_tokenizers(documents: Iterator[str], count: int) -> list[Merge]:
+def _with_tokenizers(documents: Iterator[str], count: int, pattern: str) -> list[Merge]:
     import tokenizers
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -280,7 +296,7 @@ def _with_tokenizers(documents: Iterator[str], count: int) -> list[Merge]:
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
