@@ -53,6 +53,25 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
         run_pipeline(Pipeline(preset("tiny"), tmp_path))
 
 
+def test_data_that_are_missing_are_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EndstopError, match="train data fineweb-edu --shards 80 --out data"):
+        run_pipeline(Pipeline(preset("d12"), tmp_path / "run"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
+    tiny = preset("tiny")
+    for wanted in (
+        replace(tiny, sft=replace(tiny.sft, data=("gsm8k",))),
+        replace(tiny, rl=replace(tiny.rl, tasks=("gsm8k",))),
+        replace(tiny, evaluation=("gsm8k",)),
+    ):
+        with pytest.raises(EndstopError, match="there is no gsm8k"):
+            run_pipeline(Pipeline(wanted, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["nanochat", "llama"])
 def test_a_run_is_resumed_to_its_end(shape: str, tmp_path: Path) -> None:

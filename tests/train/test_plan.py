@@ -212,13 +212,14 @@ def test_words_for_numbers() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_data_of_every_preset_are_spelled_as_the_command_line_has_them(name: str) -> None:
-    from endstop.train.data_arguments import DataArgument
+    from endstop.train.data.shards import SHARD_SETS
+    from endstop.train.data_arguments import CHAT_SETS, DataArgument
     from endstop.train.tasks.registry import registry
 
     for settings in (preset(name).base, preset(name).mid, preset(name).sft):
         assert settings.data
         for argument in map(DataArgument.parse, settings.data):
-            assert argument.place.startswith("hub:") or argument.place in registry
+            assert argument.place in {*registry, *CHAT_SETS, *SHARD_SETS}
             assert argument.count is not None
 
 

@@ -62,7 +62,8 @@ SHARED = OptionGroup(
         list[str] | None,
         _data(
             "--data",
-            text="A file, a folder, a task, tasks, or hub:OWNER/NAME; may be repeated.",
+            text="A file, a folder, a task, tasks, a data set (gsm8k, fineweb-edu ...), or hub:OWNER/NAME; "
+            "may be repeated.",
             metavar="PLACE[@COUNT][*WEIGHT]",
         ),
     ],

@@ -165,7 +165,7 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
         changes["give_up"] = tuple(changes["give_up"])
     if resume:
         return replace(RLSettings.from_json(run.stage("rl").read_settings()), **changes)
-    if "tasks" not in changes:
+    if "tasks" not in changes and preset is None:
         raise ValueError("name what is asked: --task calc-hard, say; `--task hard` is all the harder tasks")
     if "init_from" not in changes:
         changes["init_from"] = str(run.predecessor("rl"))
@@ -173,6 +173,7 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
     if preset is not None:
         numbers = preset_named(preset).rl
         defaults = {name: getattr(numbers, name) for name in ("steps", "questions", "samples", "max_tokens")}
+        defaults["tasks"] = task_names(numbers.tasks)
         defaults |= {"lr_fraction": numbers.rate, "optimizer": preset_named(preset).sft.optimizer}
     elif run.stage("sft").settings.exists():
         # The rates that suit a model are those that it was trained with.

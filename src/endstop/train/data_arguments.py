@@ -1,8 +1,17 @@
 """Data as it is spelled on the command line and in presets: `PLACE[@COUNT][*WEIGHT]`.
 
-PLACE is a file or folder, `hub:OWNER/NAME` (streamed), `tasks` for all synthetic tasks or one task's name.
-COUNT takes only so many documents of a file, makes so many of a task, and is one epoch of a stream. WEIGHT is
-how often the source is gone through while a source of weight 1 is gone through once.
+PLACE is one of
+- a file or folder,
+- `tasks` for all synthetic tasks, or one task's name,
+- a known data set of conversations (CHAT_SETS), from the Hub or its cache, or `NAME:FOLDER` from files,
+- a corpus in shards (`fineweb-edu`) that `endstop train data` has put into ./data, or `NAME:FOLDER` with the
+  FOLDER that was its --out,
+- `hub:OWNER/NAME` or `hub:OWNER/NAME:CONFIG`, streamed.
+Names of data sets come before files that are called so; `./NAME` is the file.
+
+COUNT takes only so many documents of a file or data set, so many shards of a corpus, makes so many of a
+task, and is one epoch of a stream. WEIGHT is how often the source is gone through while a source of weight 1
+is gone through once.
 """
 
 from __future__ import annotations
@@ -15,10 +24,22 @@ from typing import Any, Literal
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.data.mixture import Mixture, Part
+from endstop.train.data.shards import SHARD_SETS, ShardFiles, local_shards, shard_sources
 
 Kind = Literal["texts", "conversations"]
 HELD_OUT = 1000
 """At most so many documents, and at most a hundredth, of a file are kept for validation."""
+
+CHAT_SETS = {
+    "arc-easy": "arc-easy",
+    "arc-challenge": "arc-challenge",
+    "gsm8k": "gsm8k",
+    "mmlu-aux": "mmlu",
+    "smoltalk": "smoltalk",
+}
+"""Data sets to train on, and their names in `evaluation.datasets`; of MMLU it is the part made for that."""
+DATA_FOLDER = Path("data")
+"""Where `endstop train data` puts corpora, unless told otherwise."""
 
 _EXAMPLES, _TEST_EXAMPLES = 50_000, 1000
 _ARGUMENT = re.compile(r"(?P<place>.+?)(?:@(?P<count>\d+))?(?:\*(?P<weight>\d+(?:\.\d+)?))?")
@@ -106,23 +127,58 @@ def _opened(
     place, count = argument.place, argument.count
     if place.startswith("hub:"):
         return _hub(place.removeprefix("hub:"), kind, count), None
+    name, _, folder = place.partition(":")
+    if name in CHAT_SETS:
+        return _cut(_chat_set(name, folder or None, kind), count, hold_out)
+    if name in SHARD_SETS:
+        training, validation = _shards(name, Path(folder) if folder else DATA_FOLDER, kind, count)
+        return (validation, None) if test else (training, validation if hold_out else None)
     path = Path(place)
     if not path.exists():
         made = _tasks(place, kind)
         if made is None:
             raise EndstopError(
-                f"{place} is no file, no folder and no task; hub:OWNER/NAME streams from the Hub."
+                f"{place} is no file, no folder, no task and none of the data sets "
+                f"{', '.join([*CHAT_SETS, *SHARD_SETS])}; hub:OWNER/NAME streams from the Hub."
             )
         tests = made(seed, "test", count if test and count else _TEST_EXAMPLES)
         return (tests, None) if test else (made(seed, "train", count or _EXAMPLES), tests)
     from endstop.train.data.sources import open_chat_source, open_text_source
 
     source: Any = open_text_source(path) if kind == "texts" else open_chat_source(path)
+    return _cut(source, count, hold_out)
+
+
+def _cut(source: Any, count: int | None, hold_out: bool) -> tuple[Any, Any | None]:
+    """`count` documents of a source, and of them the last ones apart where they are to be held out."""
     size = len(source) if count is None else min(count, len(source))
     kept = min(HELD_OUT, size // 100) if hold_out else 0
     if not kept:
         return (source if size == len(source) else Slice(source, 0, size)), None
     return Slice(source, 0, size - kept), Slice(source, size - kept, size)
+
+
+def _chat_set(name: str, folder: str | None, kind: Kind) -> Any:
+    from endstop.train.evaluation.datasets import dataset_chats
+
+    if kind == "texts":
+        raise EndstopError(f"{name} holds conversations, and documents are trained on here.")
+    return dataset_chats(CHAT_SETS[name], place=folder)
+
+
+def _shards(name: str, folder: Path, kind: Kind, count: int | None) -> tuple[Any, Any]:
+    """Training and validation documents of a corpus in shards, of the first `count` or all that are there."""
+    if kind != "texts":
+        raise EndstopError(f"{name} holds documents, and conversations are trained on here.")
+    files = local_shards(SHARD_SETS[name], folder / name)
+    wanted = count or max(1, len(files.training))
+    if len(files.training) < wanted or not files.validation.is_file():
+        raise EndstopError(
+            f"{folder / name} has {len(files.training)} of {wanted} shards"
+            f"{'' if files.validation.is_file() else ' and none for validation'}: fetch them with `endstop "
+            f"train data {name} --shards {wanted} --out {folder}`."
+        )
+    return shard_sources(ShardFiles(files.training[:wanted], files.validation))
 
 
 def _hub(name: str, kind: Kind, count: int | None) -> Any:

@@ -20,7 +20,6 @@ from endstop.train.settings import Stage, StageSettings
 
 EVALUATION_FILE = "evaluation-chat.json"
 PARTS = ("tokenizer", "base", "mid", "sft", "rl", "evaluation", "report")
-_RL_TASKS = "hard"
 _EVALUATION_SHARE = 0.12
 """Assumed time of the evaluations at the end, as a share of the stages'."""
 
@@ -86,8 +85,11 @@ def run_pipeline(
     shares = _shares(pipeline)
     tell = report or (lambda part, share, words: None)
     with joined_processes(pipeline.device) as process:
-        if not process.main:
+        if process.main:
+            open_everything(pipeline)
+        else:
             tell = _nothing
+        barrier(process)
         for part in pipeline.parts:
             before = sum(shares[each] for each in pipeline.parts[: pipeline.parts.index(part)])
             told = _within(tell, part, before, shares[part])
@@ -113,6 +115,24 @@ def run_pipeline(
     best = read_run(run.path).best
     assert best is not None
     return best.path / "model"
+
+
+def open_everything(pipeline: Pipeline) -> None:
+    """Open all data that the parts still to be done will read, so that nothing is missing after hours.
+
+    Data sets of the Hub are in its cache then. Raises EndstopError for the first that cannot be had.
+    """
+    from endstop.train.data_arguments import open_data
+    from endstop.train.evaluation.task_names import tasks_named
+    from endstop.train.questions import task_names, tasks_of
+
+    run, wanted = RunDirectory(pipeline.run), pipeline.preset
+    for stage in (wanted.base, wanted.mid, wanted.sft):
+        if not _is_finished(run, stage.stage):
+            open_data(stage.data, "texts" if stage.stage == "base" else "conversations")
+    if pipeline.rl and not _is_finished(run, "rl"):
+        tasks_of(task_names(wanted.rl.tasks))
+    tasks_named(wanted.evaluation, examples=1)
 
 
 def tokenizer_texts(preset: Preset, seed: int = 0) -> Iterator[str]:
@@ -201,7 +221,7 @@ def _train_stage(
 def _train_rl(
     pipeline: Pipeline, run: RunDirectory, process: Any, tell: Callable[[float, str], None]
 ) -> None:
-    from endstop.train.evaluation.task_names import GROUPS
+    from endstop.train.questions import task_names
     from endstop.train.rl import train_rl
     from endstop.train.rl_settings import RLSettings
 
@@ -214,7 +234,7 @@ def _train_rl(
     else:
         settings = RLSettings(
             str(run.predecessor("rl")),
-            GROUPS[_RL_TASKS],
+            task_names(numbers.tasks),
             steps=max(1, round(numbers.steps * pipeline.scale)),
             questions=numbers.questions,
             samples=numbers.samples,
@@ -236,6 +256,7 @@ def _train_rl(
 def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
     """Ask every model that has learned to answer; a smaller sample where it is not the one to be used."""
     from endstop.models.directory import write_json
+    from endstop.runtime.llm import load_engine
     from endstop.train.evaluation.chat import evaluate_chat
     from endstop.train.evaluation.task_names import tasks_named
 
@@ -245,7 +266,7 @@ def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str]
         path = run.stage(stage).path / EVALUATION_FILE
         if path.exists():
             continue
-        questions = tasks_named(["synthetic"], examples=asked[stage], seed=pipeline.seed)
+        questions = tasks_named(pipeline.preset.evaluation, examples=asked[stage], seed=pipeline.seed)
         names = [task.name for task in questions]
 
         def progress(
@@ -254,7 +275,10 @@ def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str]
             within = (names.index(task) + done / max(1, total)) / len(names)
             tell((number + within) / len(stages), f"{stage} model, {task}")
 
-        found = evaluate_chat(run.stage(stage).model, questions, progress=progress).as_dict()
+        # In float32 an answer does not depend on which others are computed beside it.
+        engine = load_engine(run.stage(stage).model, dtype="float32", device=pipeline.device)
+        found = evaluate_chat(engine, questions, progress=progress).as_dict()
+        engine.close()
         part = path.with_name(f".{path.name}.part")
         write_json(part, {"model": str(run.stage(stage).model), **found})
         part.replace(path)

@@ -27,6 +27,7 @@ class ReinforcementNumbers:
     Attributes:
         steps: optimiser steps. questions: in a step. samples: answers to each. max_tokens: of an answer.
         rate: learning rates, as a fraction of the SFT stage's. evaluation_questions: held-out ones.
+        tasks: what is asked; see `questions.task_names`.
     """
 
     steps: int
@@ -35,6 +36,7 @@ class ReinforcementNumbers:
     max_tokens: int = 256
     rate: float = 0.05
     evaluation_questions: int = 128
+    tasks: tuple[str, ...] = ("hard",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Preset:
         base, mid, sft: settings of the stages; mid and sft begin with PREDECESSOR.
         rl: the size of the RL stage. what: one line for people.
         digits: how many may stand together in a token.
+        evaluation: what the models are asked at the end; see `task_names.tasks_named`.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Preset:
     sft: StageSettings
     rl: ReinforcementNumbers
     digits: int = 2
+    evaluation: tuple[str, ...] = ("synthetic",)
 
     @property
     def model(self) -> ModelSettings:
@@ -87,7 +91,9 @@ class Preset:
         return replace(self, base=replace(self.base, model=replace(self.model, shape=shape)), digits=digits)
 
 
-def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Preset:
+def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, what: str) -> Preset:
+    """Data of base, mid and SFT as nanochat has them, with `shards` of FineWeb-Edu (250 million characters
+    each) for base: enough for one epoch."""
     optimizer = OptimizerSettings(batch_tokens=524_288)
     every: dict[str, Any] = {
         "evaluate_every": 250,
@@ -98,7 +104,7 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
     base = StageSettings(
         "base",
         model=ModelSettings(depth=depth),
-        data=("hub:karpathy/fineweb-edu-100b-shuffle@97000000",),
+        data=(f"fineweb-edu@{shards}",),
         tokens=tokens,
         validation_rows=5120,
         optimizer=optimizer,
@@ -109,10 +115,11 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
         "mid",
         init_from=PREDECESSOR,
         data=(
-            "hub:HuggingFaceTB/smol-smoltalk@460000",
+            "smoltalk@460000",
+            "mmlu-aux@100000",
+            "gsm8k@8000",
             "spell@200000",
             "bee@80000",
-            "calc@8000",
             "identity@2000",
         ),
         tokens=420_000_000,
@@ -126,7 +133,15 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
     sft = StageSettings(
         "sft",
         init_from=PREDECESSOR,
-        data=("hub:HuggingFaceTB/smol-smoltalk@10000", "calc@8000", "identity@1000", "spell@300", "bee@300"),
+        data=(
+            "smoltalk@10000",
+            "arc-easy@2300",
+            "arc-challenge@1100",
+            "gsm8k@8000",
+            "identity@1000",
+            "spell@300",
+            "bee@300",
+        ),
         batch_tokens=65_536,
         tokens=46_000_000,
         validation_rows=256,
@@ -135,7 +150,10 @@ def _large(name: str, depth: int, tokens: int, micro_rows: int, what: str) -> Pr
         compile=True,
         **{**every, "evaluate_every": 100, "save_every": 200, "micro_rows": min(4, micro_rows)},
     )
-    return Preset(name, what, 65_536, 2_000_000_000, base, mid, sft, ReinforcementNumbers(steps=467))
+    # One epoch of GSM8K's 7473 questions.
+    rl = ReinforcementNumbers(steps=467, tasks=("gsm8k",))
+    asked = ("synthetic", "chatcore")
+    return Preset(name, what, 65_536, 2_000_000_000, base, mid, sft, rl, evaluation=asked)
 
 
 def _tiny() -> Preset:
@@ -160,9 +178,9 @@ PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
         _tiny(),
-        _large("d12", 12, 3_720_000_000, 32, "186 million parameters; one GPU, some hours"),
-        _large("d20", 20, 11_220_000_000, 32, "561 million parameters; eight H100, four hours"),
-        _large("d32", 32, 37_580_000_000, 8, "1.9 billion parameters; eight H100, a day and a half"),
+        _large("d12", 12, 3_720_000_000, 80, 32, "186 million parameters; one GPU, some hours"),
+        _large("d20", 20, 11_220_000_000, 240, 32, "561 million parameters; eight H100, four hours"),
+        _large("d32", 32, 37_580_000_000, 800, 8, "1.9 billion parameters; eight H100, a day and a half"),
     )
 }
 

@@ -86,25 +86,12 @@ def rollout_engine(directory: str | Path, *, max_rows: int = 256, device: str = 
 
     Float32, so that the trainer's log-probabilities are the engine's. Errors as for `load_engine`.
     """
-    from endstop.protocol.tokenizer import Tokenizer
     from endstop.runtime.llm import load_engine
-    from endstop.runtime.tools import Calculator, in_stream_tool
 
     # Steps of many tokens: at the beginning of a step all the prompts are computed at once.
-    engine = load_engine(
+    return load_engine(
         directory, dtype="float32", device=device, max_rows=max_rows, max_batch_tokens=max(8192, 4 * max_rows)
     )
-    tokenizer = Tokenizer.from_pretrained(directory)
-    token_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items()}
-    tags = {Calculator.start_token, Calculator.end_token, Calculator.output_start, Calculator.output_end}
-    if tags <= set(token_ids):
-        engine.make_tool = in_stream_tool(
-            Calculator(),
-            token_ids=token_ids,
-            pieces=engine.pieces.__getitem__,
-            encode_text=tokenizer.encode_text,
-        )
-    return engine
 
 
 def roll_out(

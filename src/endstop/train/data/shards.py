@@ -127,6 +127,19 @@ def fetch_shards(
     return ShardFiles(training, validation)
 
 
+def local_shards(shard_set: ShardSet, directory: str | Path) -> ShardFiles:
+    """The training shards that lie in a directory as `fetch_shards` leaves them, from the first on without a
+    gap; the one for validation need not be there."""
+    directory = Path(directory)
+    training = []
+    for shard in range(shard_set.count - 1):
+        path = directory / "training" / shard_set.file_name(shard)
+        if not path.is_file():
+            break
+        training.append(path)
+    return ShardFiles(training, directory / "validation" / shard_set.file_name(shard_set.count - 1))
+
+
 def shard_sources(files: ShardFiles) -> tuple[TextSource, TextSource]:
     """(training, validation) documents of fetched shards; other shards that lie beside them are left out."""
     training, validation = (

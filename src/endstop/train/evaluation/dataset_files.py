@@ -136,7 +136,7 @@ def _from_hub(dataset: HubDataset, split: str, place: Path | None, offline: bool
     here = "the Hub's cache" if place is None else str(place)
     way_out = (
         f"put {split}.parquet or {split}.jsonl into a folder {dataset.name}/ and name the folder above it "
-        "with --data."
+        "with --data (in training behind the name and a colon, NAME:FOLDER)."
     )
     try:
         snapshot = _snapshot(dataset, split, is_offline(offline))
