@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from endstop.models.config import DecoderConfig
 from endstop.models.decoder import Decoder
-from endstop.protocol.labels import IGNORE, Row
+from endstop.protocol.labels import IGNORE, Row, chat_rows
 from endstop.protocol.params import SamplingParams
+from endstop.protocol.render import ChatRenderer
 from endstop.train.batch import TokenBatch
+from endstop.train.chat_format import (
+    ASSISTANT_END,
+    OUTPUT_END,
+    OUTPUT_START,
+    PYTHON_END,
+    PYTHON_START,
+    SPECIAL_TOKENS,
+)
 from endstop.train.distributed import Process
 from endstop.train.model_shapes import nanochat_config, new_model
 from endstop.train.objective import Objective
@@ -125,6 +134,16 @@ def test_probes_are_first_answers_that_end() -> None:
     cut = row((1, False), (3, True))
     rows = [hands_over, unmasked, cut, answer, answer, answer]
     assert probes_of(rows, EVENTS_OF_IDS, 2) == [Probe([1, 2], 2)] * 2
+    # With the tool in the engine: up to the end of the turn, the tool's output counted.
+    opened, closed = 14, 15
+    uses_tool = row(
+        *((1, False), (3, True), (TOOL_END, True), (opened, False), (6, False), (closed, False)),
+        *((7, True), (TURN_END, True), (1, False), (3, True), (TURN_END, True)),
+    )
+    cut_inside = row((1, False), (3, True), (TOOL_END, True), (opened, False), (6, False))
+    rows = [hands_over, cut_inside, uses_tool]
+    assert probes_of(rows, EVENTS_OF_IDS, 9, (opened, closed)) == [Probe([1], 7)]
+    assert probes_of(rows, EVENTS_OF_IDS, 9) == []
 
 
 @pytest.fixture
@@ -144,6 +163,49 @@ def test_own_vocabulary_has_three_kinds_of_endings(vocabulary: Vocabulary) -> No
         "thinking_end": [],
     }
     assert "tokenizer.json" in tokenizer_files(vocabulary.directory)
+
+
+def test_samples_with_calls_get_the_calculators_answers(vocabulary: Vocabulary) -> None:
+    """A model that asks for 2+3 and ends after any output: right where the runtime has answered."""
+    ids = {name: vocabulary.tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
+    start, end, opened, closed, stop = (
+        ids[name] for name in (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END, ASSISTANT_END)
+    )
+    assert None not in ids.values()
+    assert vocabulary.output_tags == (opened, closed)
+    follows = {1: start, start: ord("2"), ord("2"): ord("+"), ord("+"): ord("3"), ord("3"): end, closed: stop}
+    config = nanochat_config(1, 300, hidden_size=320, head_dim=64)
+    model = new_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight[:300, :300] = torch.eye(300)
+        for token in range(300):
+            model.lm_head.weight[follows.get(token, ord("x")), token] = 1.0
+    engine = sampling_engine(config, model.state_dict(), vocabulary.directory)
+    messages = [
+        {"role": "user", "content": "?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "python", "text": "2+3"},
+                {"type": "python_output", "text": "5"},
+            ],
+        },
+    ]
+    rows = chat_rows(ChatRenderer(vocabulary.tokenizer, stops=vocabulary.stops), messages).rows
+    (probe,) = probes_of(rows, vocabulary.events, 1, vocabulary.output_tags)
+    assert probe.gold_length == len(
+        [start, ord("2"), ord("+"), ord("3"), end, opened, ord("5"), closed, stop]
+    )
+    found = natural_stops(engine, [Probe([1], probe.gold_length)], 20)
+    engine.close()
+    assert found == {
+        "natural_stop_rate": 1.0,
+        "mean_sample_tokens": 9.0,
+        "early_stop_rate": 0.0,
+        "late_stop_rate": 0.0,
+    }
 
 
 def test_samples_of_equal_prompts_differ(vocabulary: Vocabulary) -> None:

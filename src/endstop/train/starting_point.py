@@ -15,6 +15,7 @@ from endstop.protocol.errors import EndstopError
 from endstop.protocol.resolve import resolve_model
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenizer import Tokenizer
+from endstop.train.chat_format import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 from endstop.train.model_shapes import new_model
 from endstop.train.run_directory import RunDirectory, tokenizer_files
 from endstop.train.settings import StageSettings
@@ -44,6 +45,18 @@ class Vocabulary:
     def ends(self) -> frozenset[int]:
         """Ids with which a stretch of the model's own words may end: all ends but that of thinking."""
         return frozenset(i for event in EVENTS[1:4] for i in self.events.ids_of(event))
+
+    @property
+    def output_tags(self) -> tuple[int, int] | None:
+        """The ids around the in-stream calculator's answers; None for a vocabulary without all its tags."""
+        ids = {
+            token.content: token_id
+            for token_id, token in self.tokenizer.added_tokens.items()
+            if token.special
+        }
+        if not {PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END} <= ids.keys():
+            return None
+        return ids[OUTPUT_START], ids[OUTPUT_END]
 
     @classmethod
     def of(cls, directory: Path, rows: int) -> Vocabulary:

@@ -174,27 +174,47 @@ def validate(
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A prompt to be continued. gold_length: tokens of the right answer, its terminator included."""
+    """A prompt to be continued.
+
+    gold_length: tokens of the right answer, its terminator and what a tool puts into it included.
+    """
 
     prompt: list[int]
     gold_length: int | None = None
 
 
-def probes_of(rows: Iterable[Row], events: StopEvents, limit: int) -> list[Probe]:
-    """The first answers of conversations, as prompts; those that hand over to a tool are left out."""
+def probes_of(
+    rows: Iterable[Row], events: StopEvents, limit: int, output_tags: tuple[int, int] | None = None
+) -> list[Probe]:
+    """The first answers of conversations, as prompts, each up to the first id of the stop set in it.
+
+    output_tags: the ids around a tool's output, where `sampling_engine` has the tool. Without them answers
+    that hand over to a tool inside the turn are left out.
+    """
     probes: list[Probe] = []
     for row in rows:
         if len(probes) == limit:
             break
         begin = next((at for at, label in enumerate(row.labels) if label != IGNORE), len(row.labels))
-        end = begin
-        while end < len(row.labels) and row.labels[end] != IGNORE:
-            end += 1
-            if row.ids[end - 1] in events.stop_ids:
-                break
-        if 0 < begin < end and row.ids[end - 1] in events.stop_ids:
+        end = _answer_end(row, begin, events, output_tags)
+        if begin and end is not None:
             probes.append(Probe(row.ids[:begin], end - begin))
     return probes
+
+
+def _answer_end(row: Row, begin: int, events: StopEvents, output_tags: tuple[int, int] | None) -> int | None:
+    """Behind the stop that ends the answer which begins there; None where it has none."""
+    forced = False
+    for at in range(begin, len(row.ids)):
+        token_id = row.ids[at]
+        if row.labels[at] != IGNORE:
+            if token_id in events.stop_ids:
+                return at + 1
+        elif output_tags is not None and (forced or token_id == output_tags[0]):
+            forced = token_id != output_tags[1]
+        else:
+            return None
+    return None
 
 
 def natural_stops(
@@ -232,11 +252,18 @@ def natural_stops(
 def sampling_engine(
     config: DecoderConfig, weights: Mapping[str, Tensor], tokenizer: Path, *, device: str = "cpu"
 ) -> Engine:
-    """An engine over weights in training; `tokenizer` is a directory with the tokenizer's files."""
+    """An engine over weights in training; `tokenizer` is a directory with the tokenizer's files.
+
+    It has the calculator where the vocabulary has its tags.
+    """
     from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenbytes import TokenBytes
+    from endstop.protocol.tokenizer import Tokenizer
     from endstop.runtime.engine import Engine
+    from endstop.runtime.llm import calculator_of
     from endstop.runtime.native import NativeModel
 
     model = NativeModel(config, weights, dtype="float32", device=device, max_rows=64)
-    return Engine(model, StopSet.from_pretrained(tokenizer), TokenBytes.from_pretrained(tokenizer))
+    pieces = TokenBytes.from_pretrained(tokenizer)
+    tool = calculator_of(Tokenizer.from_pretrained(tokenizer), pieces)
+    return Engine(model, StopSet.from_pretrained(tokenizer), pieces, make_tool=tool)
