@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -340,11 +337,10 @@ def test_statistics_of_all_processes_are_those_of_one(name):
         combined([])
 
 
-@pytest.mark.parametrize("process", [False, True])
 @pytest.mark.parametrize("name", LOADERS)
-def test_steps_prepared_ahead_are_the_same_and_so_are_their_states(name, process):
+def test_steps_prepared_ahead_are_the_same_and_so_are_their_states(name):
     plain = LOADERS[name]()
-    ahead = AheadLoader(LOADERS[name](), process=process)
+    ahead = AheadLoader(LOADERS[name]())
     states = []
     try:
         assert ahead.own_shards == plain.own_shards
@@ -365,49 +361,11 @@ def test_steps_prepared_ahead_are_the_same_and_so_are_their_states(name, process
         ahead.close()
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_an_error_ahead_is_raised_when_its_step_is_asked_for(process):
-    ahead = AheadLoader(document_loader(["", ""], shards=1, rows_per_step=1, micro_rows=1), process=process)
+def test_an_error_ahead_is_raised_when_its_step_is_asked_for():
+    ahead = AheadLoader(document_loader(["", ""], shards=1, rows_per_step=1, micro_rows=1))
     for _ in range(2):
         with pytest.raises(EndstopError, match="has any text"):
             ahead.next_step()
-
-
-def test_a_data_process_that_dies_is_an_error_and_can_be_begun_again():
-    plain = document_loader()
-    ahead = AheadLoader(document_loader(), process=True)
-    assert rows_of(ahead.next_step()) == rows_of(plain.next_step())
-    child = ahead._worker._process
-    child.kill()
-    child.join()
-    # What was in the pipe comes first.
-    said = ""
-    while not said:
-        try:
-            assert rows_of(ahead.next_step()) == rows_of(plain.next_step())
-        except EndstopError as error:
-            said = str(error)
-    assert "has ended (exit code -9)" in said
-    assert rows_of(ahead.next_step()) == rows_of(plain.next_step())
-    ahead.close()
-
-
-def test_a_data_process_ends_with_the_process_it_works_for():
-    script = (
-        "import os, signal\n"
-        "from endstop.train.data.ahead import AheadLoader\n"
-        "from endstop.train.data.document_loader import DocumentLoader\n"
-        "encode = lambda texts: [list(text.encode()) for text in texts]\n"
-        "loader = DocumentLoader(['abc ' * 50], encode, 0, row_length=64, rows_per_step=4, micro_rows=4)\n"
-        "ahead = AheadLoader(loader, process=True)\n"
-        "ahead.next_step()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    command = [sys.executable, "-c", script]
-    # The child shares its output: `run` returns when it has ended as well.
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-    assert done.returncode == -9
 
 
 def test_rendered_rows_are_kept_for_the_next_epoch_within_bounds(monkeypatch):

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,21 @@ def test_resumed_sft_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Run
     with pytest.raises(Killed):
         sft(tmp_path / "run", at_step(5, Killed()))
     assert_same(sft(tmp_path / "run", resume=True), whole, "sft")
+
+
+def test_batches_made_ahead_change_nothing_not_even_over_a_kill(
+    tmp_path: Path, uninterrupted: RunDirectory
+) -> None:
+    """With a thread, without it, and with it again: the checkpoints of each are those of the other."""
+    with pytest.raises(Killed):
+        base_run(tmp_path / "run", at_step(3, Killed()), prepare_ahead=True)
+    assert "endstop-data" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(Killed):
+        base_run(tmp_path / "run", at_step(5, Killed()), resume=True)
+    run = base_run(tmp_path / "run", resume=True, prepare_ahead=True)
+    assert_same(run, uninterrupted)
+    summaries = [json.loads(each.stage("base").summary.read_text()) for each in (run, uninterrupted)]
+    assert summaries[0]["data"] == summaries[1]["data"]
 
 
 def test_a_signal_saves_and_ends(tmp_path: Path, uninterrupted: RunDirectory) -> None:

@@ -109,6 +109,10 @@ SHARED = OptionGroup(
     micro_rows=Annotated[int | None, _machine("--micro-rows", text="Rows computed at a time.")],
     dtype=Annotated[str | None, _machine("--dtype", text="auto, float32 or bfloat16.")],
     device=Annotated[str | None, _machine("--device", text="auto, cpu or cuda.")],
+    prepare_ahead=Annotated[
+        bool | None,
+        _machine("--prepare-ahead/--no-prepare-ahead", text="Make batches in a thread while a GPU computes."),
+    ],
     compile=Annotated[bool | None, _machine("--compile/--no-compile", text="torch.compile the model.")],
     strategy=Annotated[
         str | None, _machine("--strategy", text="auto, ddp or fsdp, where torchrun starts several processes.")

@@ -99,6 +99,7 @@ def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, wha
         "evaluate_every": 250,
         "save_every": 1000,
         "data_shards": 8,
+        "prepare_ahead": True,
         "micro_rows": micro_rows,
     }
     base = StageSettings(

@@ -80,6 +80,8 @@ class StageSettings:
         isolate: attention stays within a document or conversation.
         masked: only what the assistant says is in the loss (mid, sft).
         buffer: documents or conversations that packing chooses from.
+        prepare_ahead: make the next steps' batches in a thread while the model computes. It pays on a GPU; on
+            a CPU both want the same cores.
         steps, tokens, seconds: the length of the run; exactly one is given. `seconds` becomes a number of
             steps after the first ones were timed.
         evaluate_every, save_every: in steps, None for only at the end. validation_rows: rows evaluated on.
@@ -107,6 +109,7 @@ class StageSettings:
     isolate: bool = False
     masked: bool = True
     buffer: int = 1000
+    prepare_ahead: bool = False
     steps: int | None = None
     tokens: int | None = None
     seconds: float | None = None
@@ -214,6 +217,7 @@ HARMLESS = {
     "sample_tokens",
     "keep_checkpoints",
     "micro_rows",
+    "prepare_ahead",
     "device",
     "compile",
     "strategy",

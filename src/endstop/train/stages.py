@@ -23,6 +23,7 @@ from endstop.train.checkpoint import (
     newest_shared,
     remove_partial,
 )
+from endstop.train.data.ahead import AheadLoader
 from endstop.train.distributed import Parallel, Process, check_layout, done_by_main, parallelized, shared
 from endstop.train.label_check import check_labels, first_rows
 from endstop.train.metrics_log import cut_metrics, read_metrics
@@ -196,14 +197,13 @@ def run_stage(
         decoder.hidden_states = torch.compile(decoder.hidden_states)  # type: ignore[method-assign]
     parallel = parallelized(decoder, objective, process, strategy=settings.strategy, compute_dtype=dtype)
     optimizers = build_optimizer(parallel.model, settings.optimizer)
-    position = _begin(
-        settings, directory, parallel.model, optimizers, given.loader, vocabulary, process, resume
-    )
+    loader = AheadLoader(given.loader) if settings.prepare_ahead else given.loader
+    position = _begin(settings, directory, parallel.model, optimizers, loader, vocabulary, process, resume)
     job = Job(
         parallel,
         optimizers,
         objective,
-        given.loader,
+        loader,
         settings,
         process,
         directory,
@@ -212,7 +212,11 @@ def run_stage(
         evaluate=None,
     )
     job = replace(job, evaluate=_evaluation(job, given, vocabulary))
-    position, finished = train(job, position, report)
+    try:
+        position, finished = train(job, position, report)
+    finally:
+        if isinstance(loader, AheadLoader):
+            loader.close()
     summary = _summary(job, position, given, parallel, finished)
     weights = whole_state_dict(parallel.model) if finished else {}
     if process.main and finished:
@@ -375,7 +379,7 @@ def _summary(
         "flops": flops_per_token(config, settings.row_length) * positions,
         "data": {
             "sources": list(given.sources),
-            "statistics": dict(given.loader.statistics()),
+            "statistics": dict(job.loader.statistics()),
             "labels": given.audit,
         },
     }
