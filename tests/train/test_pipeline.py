@@ -114,6 +114,14 @@ def test_a_run_is_resumed_to_its_end(shape: str, tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report" / "report.md").read_text()
     assert "Stages: base -> mid -> sft -> rl." in page
     assert f"endstop chat {model}" in page
+    # Beyond the trained window, as it is and stretched, with all three scalings.
+    long_rows = json.loads((tmp_path / "run" / "sft" / "long_context.json").read_text())
+    assert [name.removeprefix("as it is") for name in long_rows["series"]] == [
+        *("", ", linear", ", dynamic", ", yarn")
+    ]
+    assert {stretches[-1]["end"] for stretches in long_rows["series"].values()} == {1024}
+    assert "### Beyond the trained window" in page
+    assert "| as it is, yarn | beyond 256 |" in " ".join(page.split())
     # Once more, and nothing is left to do but the report.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.safetensors")}
     assert run_pipeline(pipeline, resume=True) == model

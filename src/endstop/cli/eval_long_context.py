@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from endstop.cli.app import verb_app
 from endstop.cli.verb import verb
-
-if TYPE_CHECKING:
-    from endstop.protocol.labels import Row
 
 app = verb_app()
 
@@ -40,6 +36,7 @@ def eval_long_context(
         Path | None, typer.Option("--data", help="Conversations from a file (JSONL, Parquet) instead.")
     ] = None,
     width: Annotated[int | None, typer.Option("--width", help="Tokens of a stretch in the table.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:
     """Measure P(stop) at true ends, and before them, by position in conversations that go on and on.
@@ -55,8 +52,9 @@ def eval_long_context(
     from endstop.train.long_context import (
         SCALINGS,
         compare_scalings,
+        conversation_rows,
         long_rows,
-        trained_window,
+        measured_length,
         write_results,
     )
     from endstop.train.run_results import run_of
@@ -65,16 +63,15 @@ def eval_long_context(
     for name in scaling or ():
         if name not in SCALINGS:
             raise typer.BadParameter(f"one of {', '.join(SCALINGS)}, not {name}", param_hint="--scaling")
-    config = read_config(directory)
-    trained = trained_window(config)
-    size = length or max(config.max_position_embeddings, 4 * trained)
+    size = length or measured_length(read_config(directory))
     stops = StopSet.from_pretrained(directory).ids
-    tokenizer = Tokenizer.from_pretrained(directory)
-    made = long_rows(_rows(tokenizer, stops, tasks, data), size, rows, tokenizer.bos_token_id)
-    step = width or max(1, trained // 4)
-    found = compare_scalings(directory, made, stops, scalings=() if before else wanted, width=step)
+    border = Tokenizer.from_pretrained(directory).bos_token_id
+    made = long_rows(conversation_rows(directory, _source(tasks, data)), size, rows, border)
+    options: dict[str, Any] = {"width": width, "device": device}
+    found = compare_scalings(directory, made, stops, scalings=() if before else wanted, **options)
     if before is not None:
-        other = compare_scalings(before, made, stops, scalings=wanted, label="before", width=step)
+        options["width"] = found["width"]
+        other = compare_scalings(before, made, stops, scalings=wanted, label="before", **options)
         found = {**other, "series": {**other["series"], "after": found["series"]["as it is"]}}
     run, stage = run_of(directory)
     if run is not None and stage is not None:
@@ -85,21 +82,15 @@ def eval_long_context(
         _show(found)
 
 
-def _rows(tokenizer: Any, stops: Any, tasks: str, data: Path | None) -> Iterator[Row]:
-    """Rows of separate conversations with their labels, as many as are asked for."""
-    from endstop.protocol.labels import chat_rows
-    from endstop.protocol.render import ChatRenderer
+def _source(tasks: str, data: Path | None) -> Any:
+    """Conversations of a file, or of tasks named with commas."""
     from endstop.train.data.sources import open_chat_source
     from endstop.train.tasks.sources import TaskSource
 
     if data is not None:
-        source: Any = open_chat_source(data)
-    else:
-        names = dict.fromkeys((name.strip() for name in tasks.split(",")), 1.0)
-        source = TaskSource(names, seed=0, split="test", size=100_000)
-    renderer = ChatRenderer(tokenizer, stops=stops)
-    for index in range(len(source)):
-        yield from chat_rows(renderer, source[index]).rows
+        return open_chat_source(data)
+    names = dict.fromkeys((name.strip() for name in tasks.split(",")), 1.0)
+    return TaskSource(names, seed=0, split="test", size=100_000)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ true ends out there, before and after training on longer rows, is measured on co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from endstop.models.config import DecoderConfig
 from endstop.models.decoder import Decoder
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row
+from endstop.train.data.mixture import Finite
 
 Scaling = Literal["none", "linear", "dynamic", "yarn"]
 SCALINGS: tuple[Scaling, ...] = ("none", "linear", "dynamic", "yarn")
@@ -118,6 +119,25 @@ def long_rows(rows: Iterable[Row], length: int, count: int, bos_id: int | None) 
     )
 
 
+def conversation_rows(directory: str | Path, source: Finite[Any]) -> Iterator[Row]:
+    """The rows of conversations as the model of a directory writes them, with their labels, one after the
+    other."""
+    from endstop.protocol.labels import chat_rows
+    from endstop.protocol.render import ChatRenderer
+    from endstop.protocol.stopset import StopSet
+    from endstop.protocol.tokenizer import Tokenizer
+
+    tokenizer, stops = Tokenizer.from_pretrained(directory), StopSet.from_pretrained(directory)
+    renderer = ChatRenderer(tokenizer, stops=stops)
+    for index in range(len(source)):
+        yield from chat_rows(renderer, source[index]).rows
+
+
+def measured_length(config: DecoderConfig) -> int:
+    """Tokens of a row on which a model is measured unless told otherwise: four times its trained window."""
+    return max(config.max_position_embeddings, 4 * trained_window(config))
+
+
 def stop_by_position(
     decoder: Decoder, rows: Sequence[Row], stop_ids: Iterable[int], width: int
 ) -> list[Stretch]:
@@ -178,17 +198,22 @@ def compare_scalings(
     *,
     scalings: Sequence[Scaling] = (),
     label: str = "as it is",
-    width: int = 64,
+    width: int | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """A model on long rows, as it is and with other scalings of its rotary positions, as plain values.
 
-    Returns `trained` (the window it was trained on), `width`, and `series`: name -> stretches.
+    width: tokens of a stretch, by default a quarter of the trained window. Returns `trained` (the window it
+    was trained on), `width`, and `series`: name -> stretches.
     """
     from endstop.models.load import read_config
+    from endstop.runtime.llm import available_device
     from endstop.train.starting_point import loaded_model
 
     directory = Path(directory)
     config = read_config(directory)
+    width = width or max(1, trained_window(config) // 4)
+    place = available_device(device)
     stops = list(stop_ids)
     longest = max(len(row.ids) for row in rows)
     configs = {label: config}
@@ -196,7 +221,7 @@ def compare_scalings(
         configs[f"{label}, {kind}"] = extend_context(config, longest, kind)
     series = {}
     for name, changed in configs.items():
-        decoder = loaded_model(directory, changed).eval()
+        decoder = loaded_model(directory, changed).eval().to(place)
         series[name] = [asdict(stretch) for stretch in stop_by_position(decoder, rows, stops, width)]
     return {"trained": trained_window(config), "width": width, "series": series}
 

@@ -20,6 +20,7 @@ from endstop.train.settings import Stage, StageSettings
 
 EVALUATION_FILE = "evaluation-chat.json"
 PARTS = ("tokenizer", "base", "mid", "sft", "rl", "evaluation", "report")
+_LONG_ROWS = 8
 _EVALUATION_SHARE = 0.12
 """Assumed time of the evaluations at the end, as a share of the stages'."""
 
@@ -103,6 +104,7 @@ def run_pipeline(
             elif part == "evaluation":
                 if process.main:
                     _evaluate(pipeline, run, told)
+                    _measure_long_rows(pipeline, run, told)
             elif process.main:
                 from endstop.train.report import write_report
 
@@ -282,6 +284,40 @@ def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str]
         part = path.with_name(f".{path.name}.part")
         write_json(part, {"model": str(run.stage(stage).model), **found})
         part.replace(path)
+
+
+def _measure_long_rows(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
+    """P(stop) of the SFT model beyond its trained window, on conversations of the tasks it has learned."""
+    from endstop.models.load import read_config
+    from endstop.protocol.stopset import StopSet
+    from endstop.protocol.tokenizer import Tokenizer
+    from endstop.train.data_arguments import DataArgument
+    from endstop.train.long_context import (
+        RESULTS_FILE,
+        compare_scalings,
+        conversation_rows,
+        long_rows,
+        measured_length,
+        write_results,
+    )
+    from endstop.train.tasks import registry
+    from endstop.train.tasks.sources import TaskSource
+
+    stage = run.stage("sft")
+    names = [DataArgument.parse(argument).place for argument in pipeline.preset.sft.data]
+    learned = dict.fromkeys((name for name in names if name in registry), 1.0)
+    if not learned or (stage.path / RESULTS_FILE).exists():
+        return
+    tell(1.0, "P(stop) in long rows")
+    source = TaskSource(learned, seed=pipeline.seed, split="test", size=100_000)
+    length = measured_length(read_config(stage.model))
+    border = Tokenizer.from_pretrained(stage.model).bos_token_id
+    rows = long_rows(conversation_rows(stage.model, source), length, _LONG_ROWS, border)
+    stops = StopSet.from_pretrained(stage.model).ids
+    found = compare_scalings(
+        stage.model, rows, stops, scalings=("linear", "dynamic", "yarn"), device=pipeline.device
+    )
+    write_results(stage.path, found)
 
 
 def _is_finished(run: RunDirectory, stage: str) -> bool:
