@@ -22,10 +22,11 @@ from endstop.train.long_context import (
     long_rows,
     rope_scaling,
     stop_by_position,
+    trained_window,
     write_results,
 )
 from endstop.train.model_shapes import llama_config, nanochat_config, new_model
-from endstop.train.starting_point import loaded_model
+from endstop.train.starting_point import loaded_model, with_window
 
 WINDOW = 32
 
@@ -76,6 +77,20 @@ def test_the_configuration_round_trips_and_can_be_extended_again(kind: Scaling, 
         # A second extension counts from the window of the training, not from the stretched one.
         again = extend_context(back, 8 * WINDOW, "yarn")
         assert (again.rope.factor, again.rope.original_max_position) == (8.0, WINDOW)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_stage_extends_a_window_once_and_again(kind: str) -> None:
+    """As `--context 128 --rope-scaling yarn:4` does, and in a later stage 256 and yarn:8."""
+    once = with_window(small(), 4 * WINDOW, {"rope_type": kind, "factor": 4.0})
+    assert once == extend_context(small(), 4 * WINDOW, kind, 4.0)  # type: ignore[arg-type]
+    again = with_window(once, 8 * WINDOW, {"rope_type": kind, "factor": 8.0})
+    assert again == extend_context(small(), 8 * WINDOW, kind, 8.0)  # type: ignore[arg-type]
+    assert trained_window(again) == WINDOW
+    # Without --context the window follows from the factor.
+    assert with_window(once, None, {"rope_type": kind, "factor": 8.0}) == again
+    # Changed alone, it is only declared.
+    assert with_window(once, 5 * WINDOW, None).max_position_embeddings == 5 * WINDOW
 
 
 def test_within_the_window_dynamic_scaling_changes_nothing() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from endstop.cli.app import app
 from endstop.models.load import load_model
 from endstop.models.save import save_pretrained
 from endstop.protocol.errors import EndstopError
@@ -110,6 +112,42 @@ def test_mid_training_may_be_unmasked_and_begin_with_momenta(tmp_path: Path) -> 
         run_chat(settings, run, conversations(60))
     # Nothing was begun: it can be begun again, with other settings.
     assert not run.stage("sft").path.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_longer_window_is_trained_measured_and_reported(kind: str, tmp_path: Path) -> None:
+    """The way of docs/training.md: P(stop) at true ends past the window, before and after, in the report."""
+    first, longer = tmp_path / "first", tmp_path / "longer"
+    talk = conversations(200)
+    run = new_run(first)
+    run_base(tiny_settings(row_length=64, batch_tokens=512, steps=10), run, documents(60))
+    common: dict[str, Any] = {"stage": "sft", "model": None, "batch_tokens": 1024}
+    before = run.stage("base").model
+    run_chat(tiny_settings(**common, init_from=str(before), row_length=64, steps=40), run, talk)
+    before = run.stage("sft").model
+    settings = tiny_settings(
+        **common,
+        init_from=str(before),
+        context=256,
+        rope_scaling={"rope_type": kind, "factor": 4.0},
+        row_length=256,
+        steps=10,
+    )
+    run_chat(settings, RunDirectory(longer), talk)
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in talk))
+    after = longer / "sft" / "model"
+    arguments = ["eval", "long-context", str(after), "--before", str(before), "--data", str(chats)]
+    found = CliRunner().invoke(app, [*arguments, "--rows", "4", "--scaling", kind, "--json"])
+    assert found.exit_code == 0, found.output
+    kept = json.loads((longer / "sft" / "long_context.json").read_text())
+    assert list(kept["series"]) == ["before", f"before, {kind}", "after"]
+    assert (kept["trained"], kept["series"]["after"][-1]["end"]) == (64, 256)
+    assert CliRunner().invoke(app, ["train", "report", str(longer)]).exit_code == 0
+    page = " ".join((longer / "report" / "report.md").read_text().split())
+    assert "| after | beyond 64 |" in page
+    assert "| before | beyond 64 |" in page
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -340,6 +340,9 @@ def _batch_fault(loader: Loader, settings: StageSettings, vocabulary: Vocabulary
 
 def _check_length(settings: StageSettings, decoder: Decoder) -> None:
     window = decoder.config.max_position_embeddings
+    if decoder.config.rope.type == "dynamic":
+        # Longer rows are stretched by their own length; the declared window stays.
+        window = round(window * decoder.config.rope.factor)
     if settings.row_length > window:
         raise EndstopError(
             f"rows of {settings.row_length} tokens do not fit into the model's window of {window}; set the "

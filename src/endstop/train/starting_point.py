@@ -16,6 +16,7 @@ from endstop.protocol.resolve import resolve_model
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenizer import Tokenizer
 from endstop.train.chat_format import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
+from endstop.train.long_context import extend_context, trained_window
 from endstop.train.model_shapes import new_model
 from endstop.train.run_directory import RunDirectory, tokenizer_files
 from endstop.train.settings import StageSettings
@@ -115,11 +116,16 @@ def with_window(
 ) -> DecoderConfig:
     """The same model with another window (tokens) or another scaling of its rotary positions.
 
-    rope_scaling: `rope_type`, `factor` and the like, as in a config.json; its original window is the model's
-    unless it names one. Raises UnsupportedModel or BrokenModel for a scaling that is not known.
+    rope_scaling: `rope_type`, and `factor` of the window that the model had before any scaling; see
+    `long_context.extend_context`. Other keys are as in a config.json. Without `context` the window is the
+    factor's. Raises UnsupportedModel, BrokenModel or ValueError for a scaling that is not known.
     """
     if context is None and rope_scaling is None:
         return config
+    if rope_scaling is not None and set(rope_scaling) == {"rope_type", "factor"}:
+        factor = float(rope_scaling["factor"])
+        length = context or max(config.max_position_embeddings, round(trained_window(config) * factor))
+        return extend_context(config, length, rope_scaling["rope_type"], factor)
     source = dict(config.source)
     if context is not None:
         source["max_position_embeddings"] = context
@@ -127,7 +133,7 @@ def with_window(
         source.pop("rope_scaling", None)
         source["rope_parameters"] = {
             "rope_theta": config.rope.theta,
-            "original_max_position_embeddings": config.max_position_embeddings,
+            "original_max_position_embeddings": trained_window(config),
             **rope_scaling,
         }
     return DecoderConfig.from_hf(source)
