@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,34 @@ def test_eval_base_refuses(endstop: Run, said: Path, home: Path) -> None:
 @pytest.mark.parametrize("kind", ["base", "chat"])
 def test_help_has_an_example(endstop: Run, kind: str) -> None:
     assert f"Example: endstop eval {kind}" in endstop("eval", kind, "--help").stdout
+
+
+def test_kept_reports_lie_where_the_report_of_a_run_reads_them(endstop: Run, said: Path, home: Path) -> None:
+    stage = home / "run" / "sft"
+    stage.mkdir(parents=True)
+    shutil.copytree(said, stage / "model")
+    (stage / "settings.json").write_text("{}")
+    (home / "texts.jsonl").write_text('{"text": "one"}\n')
+    chat = ("eval", "chat", "run/sft/model", "--tasks", "echo", "--examples", "2")
+    base = ("eval", "base", "run/sft/model", "--text", "texts.jsonl")
+    for arguments in (chat, base):
+        assert endstop(*arguments).returncode == 0
+    assert not list(stage.glob("evaluation*"))
+    for arguments in (chat, base):
+        assert endstop(*arguments, "--keep").returncode == 0
+    names = {path.name: json.loads(path.read_text()) for path in stage.glob("evaluation*")}
+    assert set(names) == {"evaluation-chat.json", "evaluation-base.json"}
+    assert names["evaluation-chat.json"]["tasks"][0]["examples"] == 2
+    assert names["evaluation-base.json"]["texts"]["texts.jsonl"]["bytes"] == 3
+    refused = endstop("eval", "chat", str(said), "--tasks", "echo", "--keep")
+    assert "--keep is for the model of a run" in one_sentence(refused)
+    (home / "run" / "tokenizer").mkdir()
+    shutil.copy(said / "tokenizer.json", home / "run" / "tokenizer")
+    assert endstop("eval", "tokenizer", "run/tokenizer", "--keep").returncode == 0
+    kept = json.loads((home / "run" / "tokenizer" / "evaluation.json").read_text())
+    assert kept["samples"][0]["name"] == "news"
+    assert endstop("train", "report", "run").returncode == 0
+    page = (home / "run" / "report" / "report.md").read_text()
+    assert "| texts.jsonl |" in page
+    assert "| echo | 2 |" in page
+    assert "## Tokenizer" in page

@@ -114,6 +114,10 @@ def test_a_run_is_resumed_to_its_end(shape: str, tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report" / "report.md").read_text()
     assert "Stages: base -> mid -> sft -> rl." in page
     assert f"endstop chat {model}" in page
+    vocabulary = json.loads((tmp_path / "run" / "tokenizer" / "evaluation.json").read_text())
+    assert [sample["name"] for sample in vocabulary["samples"]][-2:] == ["train", "validation"]
+    assert vocabulary["lossless"]
+    assert "## Tokenizer" in page
     # Beyond the trained window, as it is and stretched, with all three scalings.
     long_rows = json.loads((tmp_path / "run" / "sft" / "long_context.json").read_text())
     assert [name.removeprefix("as it is") for name in long_rows["series"]] == [

@@ -107,6 +107,29 @@ def test_a_whole_run_is_on_the_page(run: Path) -> None:
         assert len(cells) == 1, table
 
 
+def test_kept_evaluations_of_tokenizer_and_base_are_on_the_page(run: Path) -> None:
+    tokens = {"ours": 348, "gpt-2": 265}
+    sample = {"name": "news", "bytes": 1202, "tokens": tokens}
+    sample |= {"bytes_per_token": {"ours": 3.4540, "gpt-2": 4.5358}, "ratio": {"gpt-2": 1.3132}}
+    vocabulary = {"vocab_sizes": {"ours": 32768, "gpt-2": 50257}, "samples": [sample], "lossless": True}
+    (run / "tokenizer").mkdir()
+    (run / "tokenizer" / "evaluation.json").write_text(json.dumps(vocabulary))
+    texts = {"bits_per_byte": 1.5, "bytes": 1000, "ends": 9, "nats_per_end": 0.5, "p_stop_at_ends": 0.75}
+    task = {"label": "copa", "shots": 0, "examples": 100, "accuracy": 0.6, "baseline": 0.5, "centred": 0.2}
+    found = {"texts": {"held.jsonl": texts}, "core": {"core": 0.2219, "tasks": [task]}, "seconds": 1.0}
+    (run / "base" / "evaluation-base.json").write_text(json.dumps(found))
+    text = write_report(run).read_text(encoding="utf-8")
+    for words in (
+        "Tokens in the vocabulary: ours 32,768, gpt-2 50,257.",
+        "| sample | bytes | tokens | bytes for each token | gpt-2 | our tokens for each of its |",
+        "| news | 1,202 | 348 | 3.454 | 4.536 | 1.313 |",
+        "| held.jsonl | 1.5 | 1,000 | 9 | 0.5 | 0.75 |  |",
+        "### CORE: 0.2219",
+        "| copa | 0 | 100 | 60.0 % | 50.0 % | 0.2 |",
+    ):
+        assert words in text, words
+
+
 def test_what_is_missing_is_no_obstacle(run: Path) -> None:
     shutil.rmtree(run / "base")
     (run / "mid" / "summary.json").unlink()

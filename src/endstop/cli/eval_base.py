@@ -57,6 +57,9 @@ def base(
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or auto: as stored.")] = "float32",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the report there as JSON.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep it beside the model of a run, for `endstop train report`.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
     """Measure a base model on texts and in-context tasks: bits per byte, CORE, and how it sees documents end.
@@ -66,7 +69,7 @@ def base(
 
     Example: endstop eval base run/base/model --text held_out.jsonl --bundle eval_bundle --examples 500
     """
-    from endstop.cli.eval_report import evaluating, write_report
+    from endstop.cli.eval_report import evaluating, kept_place, write_report
     from endstop.cli.output import check_place, console, counted, note, write_json
     from endstop.cli.progress import downloading
     from endstop.cli.settings import resolve
@@ -76,12 +79,14 @@ def base(
     from endstop.train.data.sources import open_text_source
     from endstop.train.evaluation.base import evaluate_base, load_base
     from endstop.train.evaluation.in_context import load_bundle
+    from endstop.train.run_directory import BASE_EVALUATION
 
     if not text and bundle is None:
         raise typer.BadParameter("give --text FILE, --bundle FOLDER, or both")
     if text_split not in ("file", "blank", "%"):
         raise typer.BadParameter(f"--text-split must be file, blank or %, got {text_split!r}")
     check_place(out)
+    kept = kept_place(model, keep, BASE_EVALUATION)
     tasks = [] if bundle is None else load_bundle(bundle)
     skipped: list[str] = []
     texts = {
@@ -102,8 +107,9 @@ def base(
             progress=show,
         )
     found = {"model": model, **report.as_dict()}
-    if out is not None:
-        write_report(out, found)
+    for place in (out, kept):
+        if place is not None:
+            write_report(place, found)
     if skipped:
         note(f"endstop: {counted(len(skipped), 'document')} left out, the first because {skipped[0]}")
     if as_json:

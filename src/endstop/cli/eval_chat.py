@@ -65,6 +65,9 @@ def chat(
         Path | None,
         typer.Option("--out", "-o", help="Write the report there as JSON, every answer included."),
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep it beside the model of a run, for `endstop train report`.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
     """Ask a chat model questions with known answers: accuracy, and beside it how each answer ended.
@@ -75,14 +78,16 @@ def chat(
 
     Example: endstop eval chat run/sft/model --tasks synthetic,spelling_bee --examples 50
     """
-    from endstop.cli.eval_report import evaluating, write_report
+    from endstop.cli.eval_report import evaluating, kept_place, write_report
     from endstop.cli.options import model_options
     from endstop.cli.output import check_place, console, counted, note, write_json
     from endstop.cli.session import open_model, require_template
     from endstop.train.evaluation.chat import evaluate_chat
     from endstop.train.evaluation.task_names import tasks_named
+    from endstop.train.run_directory import CHAT_EVALUATION
 
     check_place(out)
+    kept = kept_place(model, keep, CHAT_EVALUATION)
     options = model_options(model_flags)
     options.setdefault("dtype", "float32")
     questions = tasks_named(
@@ -107,8 +112,9 @@ def chat(
             teacher_forced=teacher_forced,
             progress=show,
         )
-    if out is not None:
-        write_report(out, {"model": model, **report.as_dict()})
+    for place in (out, kept):
+        if place is not None:
+            write_report(place, {"model": model, **report.as_dict()})
     if as_json:
         write_json({"model": model, **report.as_dict(records=False)})
         return

@@ -42,6 +42,22 @@ def evaluating() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
+def kept_place(model: str, keep: bool, name: str) -> Path | None:
+    """Where the report on a run's model (RUN/sft/model) is kept, None unless it is to be.
+
+    Raises EndstopError for a model that is of no run.
+    """
+    from endstop.protocol.errors import EndstopError
+    from endstop.train.run_results import run_of
+
+    if not keep:
+        return None
+    run, stage = run_of(Path(model))
+    if run is None or stage is None:
+        raise EndstopError(f"--keep is for the model of a run (RUN/sft/model), which {model} is not.")
+    return run.path / stage / name
+
+
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """A report as JSON; the file appears whole."""
     from endstop.cli.output import whole_file

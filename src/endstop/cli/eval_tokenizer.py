@@ -34,6 +34,9 @@ def tokenizer(
     max_chars: Annotated[
         int, typer.Option("--max-chars", help="Of --train and --validation, so many characters.")
     ] = 1_000_000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep it in DIR, a run's, for `endstop train report`.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All counts as one JSON object.")] = False,
 ) -> None:
     """Compare a tokenizer's compression with GPT-2's and GPT-4's on news, Korean, code, maths and science.
@@ -44,6 +47,7 @@ def tokenizer(
     """
     from endstop.cli.output import console, note, write_json
     from endstop.train.data.sources import open_text_source
+    from endstop.train.run_directory import TOKENIZER_EVALUATION, write_object
     from endstop.train.tokenizer_evaluation import evaluate_tokenizer, first_characters
     from endstop.train.tokenizer_training import interleaved
 
@@ -53,6 +57,8 @@ def tokenizer(
         if path is not None
     }
     found = evaluate_tokenizer(directory, samples)
+    if keep:
+        write_object(directory / TOKENIZER_EVALUATION, found.to_json())
     if as_json:
         write_json(found.to_json())
         return

@@ -18,9 +18,7 @@ from endstop.train.run_directory import RunDirectory
 from endstop.train.run_results import read_run
 from endstop.train.settings import Stage, StageSettings
 
-EVALUATION_FILE = "evaluation-chat.json"
 PARTS = ("tokenizer", "base", "mid", "sft", "rl", "evaluation", "report")
-_LONG_ROWS = 8
 _EVALUATION_SHARE = 0.12
 """Assumed time of the evaluations at the end, as a share of the stages'."""
 
@@ -103,8 +101,10 @@ def run_pipeline(
                 _train_rl(pipeline, run, process, told)
             elif part == "evaluation":
                 if process.main:
-                    _evaluate(pipeline, run, told)
-                    _measure_long_rows(pipeline, run, told)
+                    from endstop.train.pipeline_evaluation import ask_questions, measure_long_rows
+
+                    ask_questions(pipeline, run, told)
+                    measure_long_rows(pipeline, run, told)
             elif process.main:
                 from endstop.train.report import write_report
 
@@ -140,13 +140,9 @@ def open_everything(pipeline: Pipeline) -> None:
 def tokenizer_texts(preset: Preset, seed: int = 0) -> Iterator[str]:
     """The documents of the base stage in their order, once."""
     from endstop.train.data_arguments import open_data
+    from endstop.train.pipeline_evaluation import in_order
 
-    mixture = open_data(preset.base.data, "texts", seed=seed).train
-    order = mixture.order(seed)
-    for place in range(len(mixture)):
-        text = mixture.item(order[place])
-        if isinstance(text, str):
-            yield text
+    return in_order(open_data(preset.base.data, "texts", seed=seed).train, seed)
 
 
 def stage_settings(
@@ -178,6 +174,7 @@ def scaled(settings: StageSettings, scale: float) -> StageSettings:
 
 
 def _train_tokenizer(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
+    from endstop.train.pipeline_evaluation import evaluate_vocabulary
     from endstop.train.tokenizer_training import save_tokenizer, train_tokenizer
 
     limit = pipeline.preset.tokenizer_characters
@@ -189,6 +186,7 @@ def _train_tokenizer(pipeline: Pipeline, run: RunDirectory, tell: Callable[[floa
         progress=lambda read: tell(min(1.0, read.characters / limit), f"{read.characters:,} characters"),
     )
     save_tokenizer(content, run.tokenizer, replace=True)
+    evaluate_vocabulary(pipeline, run)
 
 
 def _train_stage(
@@ -253,71 +251,6 @@ def _train_rl(
         tell(found.step / found.steps, f"reward {found.reward:+.3f}, {found.accuracy:.1%} right")
 
     _go_on(train_rl(run, settings, process=process, resume=begun, report=progress))
-
-
-def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
-    """Ask every model that has learned to answer; a smaller sample where it is not the one to be used."""
-    from endstop.models.directory import write_json
-    from endstop.runtime.llm import load_engine
-    from endstop.train.evaluation.chat import evaluate_chat
-    from endstop.train.evaluation.task_names import tasks_named
-
-    asked = {"mid": max(1, pipeline.examples // 4), "sft": pipeline.examples, "rl": pipeline.examples}
-    stages = [stage for stage in asked if stage in pipeline.parts]
-    for number, stage in enumerate(stages):
-        path = run.stage(stage).path / EVALUATION_FILE
-        if path.exists():
-            continue
-        questions = tasks_named(pipeline.preset.evaluation, examples=asked[stage], seed=pipeline.seed)
-        names = [task.name for task in questions]
-
-        def progress(
-            task: str, done: int, total: int, *, number: int = number, stage: str = stage, names: Any = names
-        ) -> None:
-            within = (names.index(task) + done / max(1, total)) / len(names)
-            tell((number + within) / len(stages), f"{stage} model, {task}")
-
-        # In float32 an answer does not depend on which others are computed beside it.
-        engine = load_engine(run.stage(stage).model, dtype="float32", device=pipeline.device)
-        found = evaluate_chat(engine, questions, progress=progress).as_dict()
-        engine.close()
-        part = path.with_name(f".{path.name}.part")
-        write_json(part, {"model": str(run.stage(stage).model), **found})
-        part.replace(path)
-
-
-def _measure_long_rows(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
-    """P(stop) of the SFT model beyond its trained window, on conversations of the tasks it has learned."""
-    from endstop.models.load import read_config
-    from endstop.protocol.stopset import StopSet
-    from endstop.protocol.tokenizer import Tokenizer
-    from endstop.train.data_arguments import DataArgument
-    from endstop.train.long_context import (
-        RESULTS_FILE,
-        compare_scalings,
-        conversation_rows,
-        long_rows,
-        measured_length,
-        write_results,
-    )
-    from endstop.train.tasks import registry
-    from endstop.train.tasks.sources import TaskSource
-
-    stage = run.stage("sft")
-    names = [DataArgument.parse(argument).place for argument in pipeline.preset.sft.data]
-    learned = dict.fromkeys((name for name in names if name in registry), 1.0)
-    if not learned or (stage.path / RESULTS_FILE).exists():
-        return
-    tell(1.0, "P(stop) in long rows")
-    source = TaskSource(learned, seed=pipeline.seed, split="test", size=100_000)
-    length = measured_length(read_config(stage.model))
-    border = Tokenizer.from_pretrained(stage.model).bos_token_id
-    rows = long_rows(conversation_rows(stage.model, source), length, _LONG_ROWS, border)
-    stops = StopSet.from_pretrained(stage.model).ids
-    found = compare_scalings(
-        stage.model, rows, stops, scalings=("linear", "dynamic", "yarn"), device=pipeline.device
-    )
-    write_results(stage.path, found)
 
 
 def _is_finished(run: RunDirectory, stage: str) -> bool:

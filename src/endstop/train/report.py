@@ -8,6 +8,7 @@ from typing import Any
 
 from endstop.models.directory import whole_directory
 from endstop.train.figures import draw_figures
+from endstop.train.report_sections import base_section, tokenizer_section
 from endstop.train.run_results import RunResults, StageResults, TaskResult, read_run
 from endstop.train.tables import markdown_table, number, percent, short, spent
 
@@ -87,7 +88,7 @@ def report_text(
         _stages_table(run, price),
         _task_tables(run, figures),
         *(_stage(stage, figures, price) for stage in run.stages),
-        _tokenizer(run),
+        tokenizer_section(run.tokenizer),
         _samples(run),
         _machine(machine),
     ]
@@ -223,7 +224,7 @@ def _stage(stage: StageResults, figures: Mapping[str, str], price: float | None)
     ):
         said += _figure(figures, f"{key}-{stage.name}", f"{stage.name}: {words}")
     said += _settings(stage) + _sources(stage) + _statistics(stage) + _reinforcement(stage)
-    return said + _long_context(stage, figures)
+    return said + base_section(stage) + _long_context(stage, figures)
 
 
 def _figure(figures: Mapping[str, str], key: str, words: str) -> str:
@@ -302,15 +303,6 @@ def _long_context(stage: StageResults, figures: Mapping[str, str]) -> str:
 def _mean_before(stretches: Sequence[Mapping[str, Any]]) -> float | None:
     values = [s["p_before"] for s in stretches if s.get("p_before") is not None]
     return sum(values) / len(values) if values else None
-
-
-def _tokenizer(run: RunResults) -> str:
-    rows = []
-    for sample in run.tokenizer.get("samples") or ():
-        if isinstance(sample, Mapping):
-            rows.append([_value(value) for value in sample.values()])
-            header = [str(name).replace("_", " ") for name in sample]
-    return f"## Tokenizer\n\n{markdown_table(header, rows)}" if rows else ""
 
 
 def _samples(run: RunResults) -> str:

@@ -21,6 +21,9 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+# Results of evaluations that the report reads: beside a stage's model, and in the tokenizer's directory.
+CHAT_EVALUATION, BASE_EVALUATION = "evaluation-chat.json", "evaluation-base.json"
+TOKENIZER_EVALUATION = "evaluation.json"
 PREDECESSORS = {"base": (), "mid": ("base",), "sft": ("mid", "base"), "rl": ("sft",)}
 
 

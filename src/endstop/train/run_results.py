@@ -14,6 +14,7 @@ from typing import Any
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.metrics_log import read_metrics
+from endstop.train.run_directory import TOKENIZER_EVALUATION
 from endstop.train.tables import number, percent
 
 STAGES = ("base", "mid", "sft", "rl")
@@ -209,7 +210,7 @@ def read_run(path: str | Path) -> RunResults:
         raise EndstopError(
             f"{path} is no run: none of {', '.join(STAGES)} is in it. Name the directory given as --run."
         )
-    return RunResults(path, stages, _object(path / "tokenizer" / "evaluation.json"))
+    return RunResults(path, stages, _object(path / "tokenizer" / TOKENIZER_EVALUATION))
 
 
 def run_of(model: Path) -> tuple[RunResults | None, str | None]:
