@@ -23,7 +23,7 @@ from endstop.train.run_directory import RunDirectory, tokenizer_files
 from endstop.train.settings import ModelSettings, ScheduleSettings, StageSettings, changed, default_settings
 from endstop.train.stages import run_base, run_chat, run_stage
 from endstop.train.training_loop import Progress
-from tests.train.tiny_runs import conversations, documents, list_data, new_run, tiny_settings
+from tests.train.tiny_runs import WORDS, conversations, documents, list_data, new_run, tiny_settings
 
 
 def lines(run: RunDirectory, stage: str, kind: str) -> list[dict[str, Any]]:
@@ -49,6 +49,12 @@ def test_base_then_sft_ends_in_a_model_that_stops(tmp_path: Path) -> None:
     assert [line["step"] for line in evaluated] == [0, 20, 40]
     assert evaluated[-1]["p_document_end_at_end"] > 0.9 > evaluated[0]["p_document_end_at_end"]
     assert evaluated[-1]["natural_stop_rate"] >= 0.75
+    samples = lines(run, "base", "sample")
+    assert [line["step"] for line in samples] == [0] * 4 + [20] * 4 + [40] * 4
+    ended = [line["stop_kind"] == "eos" for line in samples[-4:]]
+    assert sum(ended) / 4 == evaluated[-1]["natural_stop_rate"]
+    assert {line["prompt"] for line in samples} == {"<|bos|>"}
+    assert set(samples[-1]["text"].rstrip(".").split()) & set(WORDS)
 
     sft = tiny_settings(
         stage="sft",
@@ -92,7 +98,7 @@ def test_mid_training_may_be_unmasked_and_begin_with_momenta(tmp_path: Path) -> 
             steps=2,
             **changes,
         )
-        run.stage("mid").restart()
+        shutil.rmtree(run.stage("mid").path, ignore_errors=True)
         summary = run_chat(settings, run, conversations(60), validation=conversations(30, 5))
         assert summary["finished"]
         lines_of_run = lines(run, "mid", "train")

@@ -34,6 +34,7 @@ from endstop.train.stop_metrics import (
     EventScores,
     Probe,
     auroc,
+    draw_samples,
     natural_stops,
     probes_of,
     sampling_engine,
@@ -198,7 +199,10 @@ def test_samples_with_calls_get_the_calculators_answers(vocabulary: Vocabulary) 
     assert probe.gold_length == len(
         [start, ord("2"), ord("+"), ord("3"), end, opened, ord("5"), closed, stop]
     )
-    found = natural_stops(engine, [Probe([1], probe.gold_length)], 20)
+    probes = [Probe([1], probe.gold_length)]
+    samples = draw_samples(engine, probes, 20)
+    assert [sample.text for sample in samples] == ["2+35"]
+    found = natural_stops(samples, probes)
     engine.close()
     assert found == {
         "natural_stop_rate": 1.0,
@@ -210,7 +214,10 @@ def test_samples_with_calls_get_the_calculators_answers(vocabulary: Vocabulary) 
 
 def test_samples_of_equal_prompts_differ(vocabulary: Vocabulary) -> None:
     engine = sampling_engine(*uniform_model(), vocabulary.directory)
-    found = natural_stops(engine, [Probe([1])] * 40, 100, temperature=1.0)
+    probes = [Probe([1])] * 40
+    samples = draw_samples(engine, probes, 100, temperature=1.0)
+    assert len({sample.text for sample in samples}) == 40
+    found = natural_stops(samples, probes)
     engine.close()
     # Two of 300 ids end a sample, so that half of them run to the limit: (1 - 2/300) ** 100 = 0.51.
     assert 0.2 < found["natural_stop_rate"] < 0.8
@@ -241,7 +248,14 @@ def test_natural_stops_of_a_model_that_counts(vocabulary: Vocabulary) -> None:
     ]
     # Four tokens follow 1, the right answer has four: not early, not late. After 6 it does not end within 9.
     probes = [Probe([1], 5), Probe([2], 6), Probe([2], 2), Probe([6], 4)]
-    found = natural_stops(engine, probes, 9)
+    samples = draw_samples(engine, probes, 9)
+    assert [(sample.stop_kind, sample.length) for sample in samples[2:]] == [
+        ("turn_end", 4),
+        ("max_tokens", 9),
+    ]
+    found = natural_stops(samples, probes)
+    assert natural_stops([], []) == {}
+    assert draw_samples(engine, [], 9) == []
     engine.close()
     assert found == {
         "natural_stop_rate": 0.75,

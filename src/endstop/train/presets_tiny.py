@@ -16,8 +16,6 @@ from endstop.train.settings import ModelSettings, ScheduleSettings, StageSetting
 VOCAB_SIZE = 320
 """256 bytes, 9 special tokens, 55 merges: the fewer letters a merge hides, the easier it is to spell."""
 
-TOKENIZER_DOCUMENTS = 20_000
-
 WEIGHTS: Mapping[str, float] = {
     "until": 3.0,
     "letters": 3.0,

@@ -337,11 +337,16 @@ def _samples(run: RunResults) -> str:
             )
         if lines:
             rows = [
-                [number(line["step"]), _code(line.get("text")), str(line.get("stop_kind", ""))]
+                [
+                    number(line["step"]),
+                    _code(line.get("prompt")),
+                    _code(line.get("text")),
+                    str(line.get("stop_kind", "")),
+                ]
                 for line in lines
             ]
             return f"## Samples of {stage.name.upper()}\n\n" + markdown_table(
-                ["step", "text", "ended by"], rows[-_SAMPLES:]
+                ["step", "prompt", "text", "ended by"], rows[-_SAMPLES:]
             )
     return ""
 

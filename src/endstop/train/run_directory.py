@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,6 @@ class StageDirectory:
     def read_settings(self) -> dict[str, Any]:
         """The settings the stage was begun with; EndstopError where it was not begun."""
         return read_object(self.settings, f"{self.path} holds no stage to resume; begin it without --resume.")
-
-    def restart(self) -> None:
-        """Remove everything of a stage that is to be begun anew."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

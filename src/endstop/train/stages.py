@@ -33,9 +33,19 @@ from endstop.train.optimizer import Optimizers, build_optimizer
 from endstop.train.run_directory import RunDirectory, StageDirectory, write_object
 from endstop.train.settings import StageSettings, changed
 from endstop.train.starting_point import Vocabulary, starting_point
-from endstop.train.stop_metrics import Probe, natural_stops, probes_of, sampling_engine, validate
+from endstop.train.stop_metrics import (
+    Probe,
+    draw_samples,
+    natural_stops,
+    probes_of,
+    sampling_engine,
+    validate,
+)
 from endstop.train.training_loop import Job, Report, train
 from endstop.train.training_state import load_training_state, whole_state_dict
+
+_SHOWN = 4
+"""Samples of an evaluation whose texts are kept."""
 
 ALONE = Process(0, 1, torch.device("cpu"))
 
@@ -304,10 +314,19 @@ def _evaluation(job: Job, given: StageData, vocabulary: Vocabulary) -> Callable[
                     model.config, weights, vocabulary.directory, device=str(process.device)
                 )
                 base = job.settings.stage == "base"
-                found |= natural_stops(
+                samples = draw_samples(
                     engine, given.probes, job.settings.sample_tokens, temperature=1.0 if base else 0.0
                 )
                 engine.close()
+                found |= natural_stops(samples, given.probes)
+                found["samples"] = [
+                    {
+                        "prompt": vocabulary.tokenizer.decode(probe.prompt, skip_special_tokens=False),
+                        "text": sample.text,
+                        "stop_kind": sample.stop_kind,
+                    }
+                    for probe, sample in zip(given.probes[:_SHOWN], samples, strict=False)
+                ]
         return found
 
     return evaluate

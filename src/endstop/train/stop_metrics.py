@@ -217,30 +217,53 @@ def _answer_end(row: Row, begin: int, events: StopEvents, output_tags: tuple[int
     return None
 
 
-def natural_stops(
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a model wrote to a prompt.
+
+    Attributes:
+        text: visible text. stop_kind: how it ended. stopped: by itself.
+        length: generated tokens, the terminator and what a tool put between included.
+    """
+
+    text: str
+    stop_kind: str
+    stopped: bool
+    length: int
+
+
+def draw_samples(
     engine: Engine, probes: Sequence[Probe], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
-) -> dict[str, float]:
-    """How samples end: the shares that stop by themselves within `max_tokens`, and where the right length
-    is known those that end earlier or later than it."""
+) -> list[Sample]:
+    """One continuation of each prompt, of `max_tokens` at most."""
     from endstop.protocol.params import SamplingParams
 
     if not probes:
-        return {}
+        return []
     # Draws follow from the seed: equal prompts need different ones.
     params = [
         SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + number)
         for number in range(len(probes))
     ]
     outputs = [result.outputs[0] for result in engine.generate([p.prompt for p in probes], params)]
-    stopped = [output.finish_reason == "stop" for output in outputs]
-    lengths = [len(output.generated_token_ids) for output in outputs]
+    return [
+        Sample(output.text, output.stop_kind, output.finish_reason == "stop", len(output.generated_token_ids))
+        for output in outputs
+    ]
+
+
+def natural_stops(samples: Sequence[Sample], probes: Sequence[Probe]) -> dict[str, float]:
+    """How samples end: the shares that stop by themselves, and where the right length is known those that end
+    earlier or later than it."""
+    if not samples:
+        return {}
     found = {
-        "natural_stop_rate": sum(stopped) / len(probes),
-        "mean_sample_tokens": sum(lengths) / len(probes),
+        "natural_stop_rate": sum(sample.stopped for sample in samples) / len(samples),
+        "mean_sample_tokens": sum(sample.length for sample in samples) / len(samples),
     }
     known = [
-        (stop, length, probe.gold_length)
-        for stop, length, probe in zip(stopped, lengths, probes, strict=True)
+        (sample.stopped, sample.length, probe.gold_length)
+        for sample, probe in zip(samples, probes, strict=True)
         if probe.gold_length is not None
     ]
     if known:

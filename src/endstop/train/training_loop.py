@@ -55,6 +55,7 @@ class Job:
 
     Attributes:
         evaluate: measures the model as it is; called by every process, its result counts in the main one.
+            What it has under "samples" become lines of their own.
         files: the tokenizer's files for the checkpoints. dtype: of the computation.
     """
 
@@ -102,7 +103,10 @@ def train(job: Job, position: Position, report: Report | None = None) -> tuple[P
             clock.evaluation = time.perf_counter() - started
             evaluated = position.step
             if log is not None:
+                samples = found.pop("samples", ())
                 log.write("eval", position.step, **found)
+                for sample in samples:
+                    log.write("sample", position.step, **sample)
 
     def save() -> None:
         nonlocal saved
