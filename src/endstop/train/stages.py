@@ -24,14 +24,14 @@ from endstop.train.checkpoint import (
     remove_partial,
 )
 from endstop.train.data.ahead import AheadLoader
-from endstop.train.distributed import Parallel, Process, check_layout, done_by_main, parallelized, shared
+from endstop.train.distributed import Process, check_layout, done_by_main, parallelized, shared
 from endstop.train.label_check import check_labels, first_rows
-from endstop.train.metrics_log import cut_metrics, read_metrics
-from endstop.train.model_shapes import flops_per_token, parameter_counts
+from endstop.train.metrics_log import cut_metrics
 from endstop.train.objective import Objective
 from endstop.train.optimizer import Optimizers, build_optimizer
 from endstop.train.run_directory import RunDirectory, StageDirectory, write_object
 from endstop.train.settings import StageSettings, changed
+from endstop.train.stage_summary import stage_summary
 from endstop.train.starting_point import Vocabulary, starting_point
 from endstop.train.stop_metrics import (
     Probe,
@@ -227,7 +227,7 @@ def run_stage(
     finally:
         if isinstance(loader, AheadLoader):
             loader.close()
-    summary = _summary(job, position, given, parallel, finished)
+    summary = stage_summary(job, position, finished, sources=given.sources, labels=given.audit)
     weights = whole_state_dict(parallel.model) if finished else {}
     if process.main and finished:
         with whole_directory(directory.model, replace=True) as place:
@@ -367,41 +367,3 @@ def _check_length(settings: StageSettings, decoder: Decoder) -> None:
             f"rows of {settings.row_length} tokens do not fit into the model's window of {window}; set the "
             "context (and a rope scaling) with it, or a shorter row_length."
         )
-
-
-def _summary(
-    job: Job, position: Position, given: StageData, parallel: Parallel, finished: bool
-) -> dict[str, Any]:
-    settings, config = job.settings, parallel.model.config
-    metrics: dict[str, Any] = {}
-    rates: list[float] = []
-    for line in read_metrics(job.directory.metrics):
-        kind = line.pop("kind")
-        step = line.pop("step")
-        if kind == "eval":
-            metrics |= {f"validation_{name}": value for name, value in line.items()} | {
-                "evaluated_step": step
-            }
-        elif kind == "train":
-            metrics |= {name: line[name] for name in ("loss", "mfu") if name in line}
-            rates.append(line["tokens_per_second"])
-    if rates:
-        metrics["tokens_per_second"] = sorted(rates)[len(rates) // 2]
-    positions = position.step * settings.batch_tokens
-    return {
-        "stage": settings.stage,
-        "finished": finished,
-        "settings": settings.to_json(),
-        "metrics": metrics,
-        "steps": position.step,
-        "seconds": round(position.seconds, 1),
-        "tokens": positions,
-        "supervised_tokens": position.tokens,
-        "parameters": parameter_counts(config),
-        "flops": flops_per_token(config, settings.row_length) * positions,
-        "data": {
-            "sources": list(given.sources),
-            "statistics": dict(job.loader.statistics()),
-            "labels": given.audit,
-        },
-    }
