@@ -179,6 +179,29 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights(run)[name]) for name, value in model.state_dict().items())
 
 
+def test_every_checkpoint_is_a_model_directory(uninterrupted: RunDirectory) -> None:
+    """With tokenizer and both ends, and transformers computes the same with it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = checkpoints(uninterrupted.stage("base").checkpoints)
+    assert len(found) == 2
+    ids = torch.arange(300)[None, :60]
+    for directory in (*found, uninterrupted.stage("base").model):
+        theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
+        with torch.no_grad():
+            assert (load_model(directory)(ids) - theirs(ids).logits).abs().max() < 1e-4
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        ends = [tokenizer.convert_tokens_to_ids(text) for text in ("<|assistant_end|>", "<|bos|>")]
+        assert theirs.generation_config.eos_token_id == ends
+        assert tokenizer.chat_template
+
+
+def test_a_stage_without_a_tokenizer_names_the_command(tmp_path: Path) -> None:
+    place = tmp_path / "tokenizer"
+    with pytest.raises(EndstopError, match=rf"endstop train tokenizer --out {place}`"):
+        run_base(tiny_settings(), RunDirectory(tmp_path), documents(9))
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     run = base_run(tmp_path / "run", at_step(3))
 
