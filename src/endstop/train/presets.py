@@ -143,8 +143,9 @@ def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, wha
             "spell@300",
             "bee@300",
         ),
-        batch_tokens=65_536,
-        tokens=46_000_000,
+        # About 32 conversations a step, packed, and each of them once.
+        batch_tokens=16_384,
+        tokens=10_500_000,
         validation_rows=256,
         optimizer=optimizer,
         schedule=ScheduleSettings(initial_fraction=0.02, warmdown_fraction=1.0),
