@@ -145,6 +145,7 @@ def test_probes_are_first_answers_that_end() -> None:
     rows = [hands_over, cut_inside, uses_tool]
     assert probes_of(rows, EVENTS_OF_IDS, 9, (opened, closed)) == [Probe([1], 7)]
     assert probes_of(rows, EVENTS_OF_IDS, 9) == []
+    assert [len(probes_of(rows, EVENTS_OF_IDS, 9, (opened, closed), longest)) for longest in (6, 7)] == [0, 1]
 
 
 @pytest.fixture

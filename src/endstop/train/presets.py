@@ -100,6 +100,7 @@ def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, wha
         "save_every": 1000,
         "data_shards": 8,
         "prepare_ahead": True,
+        "sample_tokens": 1024,
         "micro_rows": micro_rows,
     }
     base = StageSettings(

@@ -85,7 +85,8 @@ class StageSettings:
         steps, tokens, seconds: the length of the run; exactly one is given. `seconds` becomes a number of
             steps after the first ones were timed.
         evaluate_every, save_every: in steps, None for only at the end. validation_rows: rows evaluated on.
-        samples, sample_tokens: prompts continued at each evaluation, and for how many tokens at most.
+        samples, sample_tokens: prompts continued at each evaluation, and for how many tokens at most; only
+            questions are asked whose right answer has room in them.
         keep_checkpoints: the newest so many are kept.
         warm_optimizer: begin with the momenta of the stage that made `init_from`.
         event_weights: weight in the loss of each event of `stop_events`, 1 where not named.

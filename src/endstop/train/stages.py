@@ -167,7 +167,9 @@ def run_chat(
             rows = (
                 row for row, _ in first_rows(as_mixture(validation), renderer, settings, 4 * settings.samples)
             )
-            probes = probes_of(rows, vocabulary.events, settings.samples, vocabulary.output_tags)
+            probes = probes_of(
+                rows, vocabulary.events, settings.samples, vocabulary.output_tags, settings.sample_tokens
+            )
         counts = {"supervised_stop_rate": found.supervised_stop_rate, "censored_rate": found.censored_rate}
         return StageData(own, held_out, probes, own.mixture.sources(), counts)
 

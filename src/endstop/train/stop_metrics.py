@@ -184,12 +184,17 @@ class Probe:
 
 
 def probes_of(
-    rows: Iterable[Row], events: StopEvents, limit: int, output_tags: tuple[int, int] | None = None
+    rows: Iterable[Row],
+    events: StopEvents,
+    limit: int,
+    output_tags: tuple[int, int] | None = None,
+    longest: int | None = None,
 ) -> list[Probe]:
     """The first answers of conversations, as prompts, each up to the first id of the stop set in it.
 
     output_tags: the ids around a tool's output, where `sampling_engine` has the tool. Without them answers
-    that hand over to a tool inside the turn are left out.
+    that hand over to a tool inside the turn are left out. longest: answers of more tokens are left out, too:
+    those for which a sample has no room cannot end by themselves.
     """
     probes: list[Probe] = []
     for row in rows:
@@ -197,7 +202,7 @@ def probes_of(
             break
         begin = next((at for at, label in enumerate(row.labels) if label != IGNORE), len(row.labels))
         end = _answer_end(row, begin, events, output_tags)
-        if begin and end is not None:
+        if begin and end is not None and (longest is None or end - begin <= longest):
             probes.append(Probe(row.ids[:begin], end - begin))
     return probes
 
