@@ -22,7 +22,8 @@ app = verb_app()
 def eval_long_context(
     directory: Annotated[Path, typer.Argument(help="The model's directory, as RUN/sft/model.")],
     length: Annotated[
-        int | None, typer.Option("--length", help="Tokens of a row; by default 4 times the trained window.")
+        int | None,
+        typer.Option("--length", help="Tokens of a row; by default 4 times the trained window.", min=2),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", help="How many rows.", min=1)] = 16,
     scaling: Annotated[
@@ -39,7 +40,9 @@ def eval_long_context(
     data: Annotated[
         Path | None, typer.Option("--data", help="Conversations from a file (JSONL, Parquet) instead.")
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", help="Tokens of a stretch in the table.")] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", help="Tokens of a stretch in the table.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:
     """Measure P(stop) at true ends, and before them, by position in conversations that go on and on.
@@ -87,9 +90,8 @@ def eval_long_context(
 
 def _rows(tokenizer: Any, stops: Any, tasks: str, data: Path | None) -> Iterator[Row]:
     """Rows of separate conversations with their labels, as many as are asked for."""
-    from endstop.protocol.labels import chat_rows
     from endstop.protocol.render import ChatRenderer
-    from endstop.train.data.sources import open_chat_source
+    from endstop.train.data.sources import open_chat_source, training_rows
     from endstop.train.tasks.sources import TaskSource
 
     if data is not None:
@@ -99,7 +101,7 @@ def _rows(tokenizer: Any, stops: Any, tasks: str, data: Path | None) -> Iterator
         source = TaskSource(names, seed=0, split="test", size=100_000)
     renderer = ChatRenderer(tokenizer, stops=stops)
     for index in range(len(source)):
-        yield from chat_rows(renderer, source[index]).rows
+        yield from training_rows(renderer, source[index]).rows
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -190,12 +190,6 @@ def fingerprint(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(files.get("tokenizer.json", b"")).hexdigest()
 
 
-def remove_partial(directory: Path) -> None:
-    """Remove what a killed process has left half-written."""
-    for path in directory.glob(".step-*.partial"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _check_shape(checkpoint: Path, config: DecoderConfig) -> None:
     found = DecoderConfig.from_hf(
         read_object(checkpoint / "config.json", f"{checkpoint} has no config.json.")

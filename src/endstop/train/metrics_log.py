@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ class MetricsLog:
             raise EndstopError(f"{self.path} cannot be written: {error.strerror or error}.") from error
 
     def close(self) -> None:
-        self._file.close()
+        # What could not be written was said by `write`.
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -75,6 +75,7 @@ def run_pipeline(
     and whatever a part raises.
     """
     from endstop.train.distributed import barrier, joined_processes
+    from endstop.train.exclusive import exclusive
 
     run = RunDirectory(pipeline.run)
     begun = [part for part in ("tokenizer", "base", "mid", "sft", "rl") if (run.path / part).exists()]
@@ -85,7 +86,7 @@ def run_pipeline(
         )
     shares = _shares(pipeline)
     tell = report or (lambda part, share, words: None)
-    with joined_processes(pipeline.device) as process:
+    with joined_processes(pipeline.device) as process, exclusive(run.path, process):
         if not process.main:
             tell = _nothing
         for part in pipeline.parts:

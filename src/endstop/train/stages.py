@@ -21,9 +21,19 @@ from endstop.train.checkpoint import (
     fingerprint,
     load_checkpoint,
     newest_shared,
-    remove_partial,
 )
-from endstop.train.distributed import Parallel, Process, check_layout, done_by_main, parallelized, shared
+from endstop.train.data.records import BadDocument
+from endstop.train.data.statistics import combined
+from endstop.train.distributed import (
+    Parallel,
+    Process,
+    check_layout,
+    done_by_main,
+    gathered,
+    parallelized,
+    shared,
+)
+from endstop.train.exclusive import exclusive
 from endstop.train.label_check import check_labels, first_rows
 from endstop.train.metrics_log import cut_metrics, read_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
@@ -91,6 +101,7 @@ def run_base(
                 buffer=settings.buffer,
                 isolate=settings.isolate,
                 seed=settings.seed,
+                skip_bad=settings.skip_bad,
             )
 
         own = loader(documents, settings.rows, settings.data_shards, process)
@@ -142,6 +153,7 @@ def run_chat(
                 buffer=settings.buffer,
                 isolate=settings.isolate,
                 seed=settings.seed,
+                skip_bad=settings.skip_bad,
                 transform=change,
             )
 
@@ -176,8 +188,23 @@ def run_stage(
 
     The summary of a stage that was told to end early has "finished": false, and no model is written.
     """
-    directory = run.stage(settings.stage)
     check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
+    with exclusive(run.stage(settings.stage).path, process):
+        try:
+            return _run_stage(settings, run, data, process, resume, report)
+        except BadDocument as error:
+            raise EndstopError(f"{error} Mend it, or leave out what cannot be read (--skip-bad).") from error
+
+
+def _run_stage(
+    settings: StageSettings,
+    run: RunDirectory,
+    data: Callable[[Vocabulary], StageData],
+    process: Process,
+    resume: bool,
+    report: Report | None,
+) -> dict[str, Any]:
+    directory = run.stage(settings.stage)
     begun_with = directory.read_settings() if resume else None
     if begun_with is not None:
         settings = same_settings(settings, begun_with, directory)
@@ -264,8 +291,8 @@ def _begin(
     """Where the run starts: at the newest checkpoint if it is resumed, else at its beginning."""
     tokenizer = fingerprint(vocabulary.files)
     position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
-    if resume and process.main:
-        remove_partial(directory.checkpoints)
+    if process.main:
+        directory.remove_partial()
     newest = newest_shared(directory.checkpoints, process) if resume else None
     if newest is not None:
         found = load_checkpoint(newest, model, optimizers, loader, tokenizer)
@@ -362,6 +389,7 @@ def _summary(
     if rates:
         metrics["tokens_per_second"] = sorted(rates)[len(rates) // 2]
     positions = position.step * settings.batch_tokens
+    counted = gathered(dict(given.loader.statistics()), job.process)
     return {
         "stage": settings.stage,
         "finished": finished,
@@ -375,7 +403,7 @@ def _summary(
         "flops": flops_per_token(config, settings.row_length) * positions,
         "data": {
             "sources": list(given.sources),
-            "statistics": dict(given.loader.statistics()),
+            "statistics": combined(counted) if len(counted) > 1 else counted[0],
             "labels": given.audit,
         },
     }
