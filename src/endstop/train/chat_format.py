@@ -38,7 +38,8 @@ CHAT_TEMPLATE = """\
 {%- macro words(content) -%}
 {%- if content is string -%}{{- content -}}{%- else -%}
 {%- for part in content -%}
-{%- if part.type != 'text' -%}{{- raise_exception('only text is said to the model, no ' ~ part.type) -}}{%- endif -%}
+{%- if part.type != 'text' -%}
+{{- raise_exception('only text is said to the model, no ' ~ part.type) -}}{%- endif -%}
 {{- part.text -}}{%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- if messages and messages[0].role == 'system' -%}

@@ -45,7 +45,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 value = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(value, dict) and isinstance(value.get("step"), int):
+            if not isinstance(value, dict):
+                continue
+            if isinstance(value.get("step"), int) and isinstance(value.get("kind"), str):
                 yield value
 
 

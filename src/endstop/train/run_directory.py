@@ -52,7 +52,7 @@ class StageDirectory:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on from; what has failed before its first checkpoint has nothing."""
+        """Whether there is a checkpoint: what has failed before its first one can begin anew."""
         return any(self.checkpoints.glob("step-*"))
 
     def require_new(self) -> None:

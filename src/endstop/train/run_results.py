@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.metrics_log import read_metrics
@@ -275,5 +275,5 @@ def _task(figures: Mapping[str, Any]) -> TaskResult:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -283,7 +283,11 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         unknown = sorted(set(value) - set(hints))
         if unknown:
             raise ValueError(f"{where} has no {unknown[0]!r}; there are {', '.join(sorted(hints))}")
-        return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+        found = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+        for each in dataclasses.fields(kind):
+            if each.name not in found and each.default is each.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{where} has no {each.name!r}")
+        return kind(**found)
     if origin is Literal:
         if value not in arguments:
             raise ValueError(f"{where} is one of {', '.join(map(str, arguments))}, got {value!r}")

@@ -385,7 +385,8 @@ def _summary(
             }
         elif kind == "train":
             metrics |= {name: line[name] for name in ("loss", "mfu") if name in line}
-            rates.append(line["tokens_per_second"])
+            if isinstance(line.get("tokens_per_second"), int | float):
+                rates.append(line["tokens_per_second"])
     if rates:
         metrics["tokens_per_second"] = sorted(rates)[len(rates) // 2]
     positions = position.step * settings.batch_tokens

@@ -173,4 +173,4 @@ def _cause(error: BaseException) -> str:
     if "inline_container" in str(error):
         # torch's archive notices only that less was written than it gave.
         return "a file is not whole; the disk may be full"
-    return str(error)
+    return str(error) or "a file is not whole"

@@ -116,8 +116,8 @@ class Mixture:
                 raise ValueError(f"the weight of {part.name} must be 0 or more, got {part.weight}")
             if part.per_epoch > _MOST:
                 raise ValueError(
-                    f"the weight of {part.name} is too large: {part.weight:g} times {part.size:,} documents are "
-                    f"more than {_MOST:,}"
+                    f"the weight of {part.name} is too large: {part.weight:g} times {part.size:,} documents "
+                    f"are more than {_MOST:,}"
                 )
             if part.weight > 0 and part.size < 1:
                 raise EndstopError(f"{part.name} has no documents; leave it out, or look at what made it.")
@@ -285,7 +285,7 @@ class ShardReader:
         return {"position": self.position, "streams": streams}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
+        self.position = int(state["position"])
         self._readers = {
             int(part): self._order.mixture.parts[int(part)].source.read(saved)
             for part, saved in state["streams"].items()

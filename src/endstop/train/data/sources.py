@@ -40,7 +40,7 @@ __all__ = [
 
 Item = TypeVar("Item")
 Message = dict[str, Any]
-_CHAT_KEYS = ("messages", "prompt", "completion", "tools")
+_CHAT_KEYS = ("messages", "prompt", "completion")
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
@@ -293,7 +293,7 @@ def _records(path: Path, columns: Sequence[str], split: Split | None) -> Records
     if texts and split is not None:
         members += [TextFiles(texts)] if split == "file" else [TextEntries(p, split) for p in texts]
     if parquets:
-        members.append(ParquetRows(parquets, columns))
+        members.append(ParquetRows(parquets, columns, () if split is not None else ("tools",)))
     return members[0] if len(members) == 1 else Joined(members)
 
 
