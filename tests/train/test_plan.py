@@ -166,8 +166,9 @@ def test_names_of_machines() -> None:
             machine(name)
     with pytest.raises(ValueError, match="mfu must be"):
         machine("H100", mfu=1.2)
-    with pytest.raises(ValueError, match="negative"):
-        machine("H100", price=-1)
+    for price in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a price must be 0 or more"):
+            machine("H100", price=price)
     assert all(device.price is None or device.price_source for device in DEVICES.values())
 
 

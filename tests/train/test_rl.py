@@ -191,7 +191,9 @@ def test_settings_come_back_from_their_file(start: Path) -> None:
         ({"tasks": ()}, "at least one task"),
         ({"questions": 0}, "questions must be at least 1"),
         ({"reward": "best"}, "the reward must be"),
-        ({"lr_fraction": -1.0}, "must not be negative"),
+        ({"lr_fraction": -1.0}, "lr_fraction must be 0 or more, got -1.0"),
+        ({"lr_fraction": float("nan")}, "lr_fraction must be 0 or more, got nan"),
+        ({"give_up": ("",)}, "must not be empty"),
     ):
         with pytest.raises(ValueError, match=words):
             settings_of(start, **wrong)

@@ -12,6 +12,7 @@ import typer
 from endstop.cli.app import verb_app
 from endstop.cli.options import SOURCE, ModelArgument
 from endstop.cli.verb import verb
+from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,6 +107,10 @@ def base(
             max_tokens=max_tokens,
             progress=show,
         )
+    for name, scores in report.texts.items():
+        if not scores.documents:
+            because = f": {skipped[0]}" if skipped else "."
+            raise EndstopError(f"{name} has no document that can be measured{because}")
     found = {"model": model, **report.as_dict()}
     for place in (out, kept):
         if place is not None:

@@ -18,7 +18,8 @@ app = verb_app()
 def eval_long_context(
     directory: Annotated[Path, typer.Argument(help="The model's directory, as RUN/sft/model.")],
     length: Annotated[
-        int | None, typer.Option("--length", help="Tokens of a row; by default 4 times the trained window.")
+        int | None,
+        typer.Option("--length", help="Tokens of a row; by default 4 times the trained window.", min=2),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", help="How many rows.", min=1)] = 16,
     scaling: Annotated[
@@ -35,7 +36,9 @@ def eval_long_context(
     data: Annotated[
         Path | None, typer.Option("--data", help="Conversations from a file (JSONL, Parquet) instead.")
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", help="Tokens of a stretch in the table.")] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", help="Tokens of a stretch in the table.", min=1)
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:

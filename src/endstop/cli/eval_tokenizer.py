@@ -9,6 +9,7 @@ import typer
 
 from endstop.cli.app import verb_app
 from endstop.cli.verb import verb
+from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +33,7 @@ def tokenizer(
         str, typer.Option("--text-key", help="The key of JSON lines and the column of Parquet files.")
     ] = "text",
     max_chars: Annotated[
-        int, typer.Option("--max-chars", help="Of --train and --validation, so many characters.")
+        int, typer.Option("--max-chars", help="Of --train and --validation, so many characters.", min=1)
     ] = 1_000_000,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep it in DIR, a run's, for `endstop train report`.")
@@ -45,17 +46,21 @@ def tokenizer(
 
     Example: endstop eval tokenizer run/tokenizer --validation held_out.txt
     """
-    from endstop.cli.output import console, note, write_json
+    from endstop.cli.output import console, counted, note, write_json
     from endstop.train.data.sources import open_text_source
     from endstop.train.run_directory import TOKENIZER_EVALUATION, write_object
     from endstop.train.tokenizer_evaluation import evaluate_tokenizer, first_characters
     from endstop.train.tokenizer_training import interleaved
 
-    samples = {
-        name: first_characters(interleaved([open_text_source(path, text_key=text_key)]), max_chars)
-        for name, path in (("train", train), ("validation", validation))
-        if path is not None
-    }
+    unreadable: list[EndstopError] = []
+    samples = {}
+    for name, path in (("train", train), ("validation", validation)):
+        if path is None:
+            continue
+        texts = interleaved([open_text_source(path, text_key=text_key)], unreadable.append)
+        samples[name] = first_characters(texts, max_chars)
+        if not any(samples[name]):
+            raise unreadable[0] if unreadable else EndstopError(f"{path} has no text to compare on.")
     found = evaluate_tokenizer(directory, samples)
     if keep:
         write_object(directory / TOKENIZER_EVALUATION, found.to_json())
@@ -63,6 +68,8 @@ def tokenizer(
         write_json(found.to_json())
         return
     console().print(_table(found))
+    if unreadable:
+        note(f"endstop: left out {counted(len(unreadable), 'document')}: {unreadable[0]}")
     for name, reason in found.unavailable.items():
         note(f"no comparison with {name}: {reason}")
     if not found.lossless:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +44,15 @@ def write_json(value: Any, indent: int | None = 2) -> None:
 
 def check_place(path: Path | None) -> None:
     """Refuse a file that cannot be written before a model has worked for it."""
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
+        raise EndstopError(f"{path} cannot be written: it is a folder; name a file in it.")
+    if not path.parent.is_dir():
         raise EndstopError(f"{path} cannot be written: there is no folder {path.parent}.")
+    folder = path.resolve().parent
+    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK):
+        raise EndstopError(f"{path} cannot be written: nothing may be written into {folder}.")
 
 
 @contextmanager

@@ -78,6 +78,10 @@ SHARED = OptionGroup(
     isolate=Annotated[
         bool | None, _data("--isolate/--no-isolate", text="Attention stays within a document.")
     ],
+    skip_bad=Annotated[
+        bool | None,
+        _data("--skip-bad/--no-skip-bad", text="Leave out, and count, documents that cannot be read."),
+    ],
     steps=Annotated[int | None, _length("--steps", text="Optimiser steps.")],
     tokens=Annotated[float | None, _length("--tokens", text="Tokens, such as 11.2e9.")],
     seconds=Annotated[float | None, _length("--seconds", text="Time; the number of steps follows from it.")],
@@ -104,6 +108,14 @@ SHARED = OptionGroup(
     warm_optimizer=Annotated[
         bool | None,
         _learning("--warm-optimizer/--cold-optimizer", text="Take over the momenta of the stage before."),
+    ],
+    pathology=Annotated[
+        str | None,
+        _learning(
+            "--pathology",
+            text="Train a fault on purpose, to see what it does: "
+            "eot-masked, pad-eos, all-tokens, truncated, false-stop or no-eos.",
+        ),
     ],
     seed=Annotated[int | None, _learning("--seed", text="Of new weights and of the order of the data.")],
     micro_rows=Annotated[int | None, _machine("--micro-rows", text="Rows computed at a time.")],
@@ -147,6 +159,7 @@ def stage_settings(
     A resumed stage has those it was begun with, a new one those of its preset or the defaults; then come the
     options. Raises ValueError or EndstopError for options that do not go together.
     """
+    import math
     from dataclasses import replace
 
     from endstop.train.settings import ModelSettings, StageSettings, default_settings
@@ -155,11 +168,17 @@ def stage_settings(
     preset = changes.pop("preset", None)
     validation = changes.pop("validation", None)
     init_from = changes.pop("init_from", None)
+    if changes.get("pathology") is not None:
+        from endstop.train.pathologies import Pathology
+
+        Pathology.parse(changes["pathology"])
     if "rope_scaling" in changes:
         changes["rope_scaling"] = rope_scaling(changes["rope_scaling"])
     if "event_weights" in changes:
         changes["event_weights"] = event_weights(changes["event_weights"])
     if "tokens" in changes:
+        if not math.isfinite(changes["tokens"]):
+            raise ValueError(f"--tokens takes a number of tokens such as 11.2e9, got {changes['tokens']}")
         changes["tokens"] = round(changes["tokens"])
     if "data" in changes:
         changes["data"] = tuple(changes["data"])
@@ -273,7 +292,7 @@ def run_and_report(
     as_json: bool,
 ) -> None:
     """Train in this process and those beside it, and say what came of it."""
-    from endstop.cli.output import note, write_json
+    from endstop.cli.output import counted, note, write_json
     from endstop.train.distributed import joined_processes
     from endstop.train.plan import memory_explained
 
@@ -297,5 +316,11 @@ def run_and_report(
         if "validation_natural_stop_rate" in metrics:
             told.append(f"{metrics['validation_natural_stop_rate']:.1%} of samples stop by themselves")
         note(f"{stage / 'model'}: {', '.join(told)}")
+    statistics = summary["data"]["statistics"]
+    if skipped := statistics.get("skipped_documents", statistics.get("skipped", 0)):
+        note(f"endstop: left out {counted(skipped, 'document')} that cannot be read.")
+    if refusals := statistics.get("refusals"):
+        first = next(iter(refusals))
+        note(f"endstop: left out {counted(statistics['refused'], 'conversation')}; most because: {first}")
     if as_json:
         write_json(summary)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from endstop.cli.app import verb_app
 from endstop.cli.train_options import SHARED, JsonOption, ResumeOption, RunOption
@@ -18,9 +16,6 @@ app = verb_app()
 def train_sft(
     run: RunOption,
     shared: dict[str, Any],
-    pathology: Annotated[
-        str | None, typer.Option("--pathology", help="Train a fault on purpose, to see what it does.")
-    ] = None,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,8 +31,7 @@ def train_sft(
     from endstop.train.stages import run_chat
 
     place = RunDirectory(run)
-    given = {**shared, "pathology": pathology}
-    settings, validation = stage_settings("sft", place, given, resume=resume)
+    settings, validation = stage_settings("sft", place, shared, resume=resume)
     data = open_data(settings.data, "conversations", seed=settings.seed, validation=validation)
     run_and_report(
         run,

@@ -69,11 +69,18 @@ def tokenizer(
     from endstop.cli.output import counted, note, write_json, write_line
     from endstop.protocol.errors import EndstopError
     from endstop.train.data.sources import open_text_source
+    from endstop.train.run_directory import TOKENIZER_FILES
     from endstop.train.tokenizer_evaluation import first_characters
     from endstop.train.tokenizer_training import interleaved, save_tokenizer, train_tokenizer
 
     if out.exists() and not replace:
         raise EndstopError(f"{out} exists already; choose another --out or give --replace.")
+    if out.exists() and not out.is_dir():
+        raise EndstopError(f"{out} is a file, not a folder; choose another --out.")
+    if foreign := sorted(path.name for path in out.glob("*") if path.name not in TOKENIZER_FILES):
+        raise EndstopError(
+            f"{out} is not replaced: with {foreign[0]} it holds more than a tokenizer; choose another --out."
+        )
     sources = [open_text_source(path, text_key=text_key) for path in data]
     unreadable: list[EndstopError] = []
     started = time.monotonic()

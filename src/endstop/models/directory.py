@@ -24,6 +24,8 @@ def whole_directory(target: str | Path, *, replace: bool = False) -> Iterator[Pa
     target = Path(target)
     if target.exists() and not replace:
         raise FileExistsError(f"{target} exists already; choose another place or ask for it to be replaced")
+    if target.exists() and not target.is_dir():
+        raise EndstopError(f"{target} cannot be written: it is a file, not a folder.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"

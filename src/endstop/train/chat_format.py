@@ -37,7 +37,10 @@ SPECIAL_TOKENS = (
 CHAT_TEMPLATE = """\
 {%- macro words(content) -%}
 {%- if content is string -%}{{- content -}}{%- else -%}
-{%- for part in content -%}{{- part.text -}}{%- endfor -%}{%- endif -%}
+{%- for part in content -%}
+{%- if part.type != 'text' -%}
+{{- raise_exception('only text is said to the model, no ' ~ part.type) -}}{%- endif -%}
+{{- part.text -}}{%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- if messages and messages[0].role == 'system' -%}
 {%- set system = messages[0].content -%}{%- set rest = messages[1:] -%}
@@ -57,14 +60,18 @@ CHAT_TEMPLATE = """\
 {{- '<|assistant_start|>' -}}
 {%- if message.content is string -%}
 {%- generation -%}{{- message.content -}}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- elif message.content is none or message.content is undefined -%}
+{{- raise_exception('an answer has a content; what a tool does in it is a part python') -}}
 {%- else -%}
 {%- for part in message.content -%}
 {%- if part.type == 'python_output' -%}
 {{- '<|output_start|>' -}}{{- part.text -}}{{- '<|output_end|>' -}}
 {%- elif part.type == 'python' -%}
 {%- generation -%}{{- '<|python_start|>' -}}{{- part.text -}}{{- '<|python_end|>' -}}{%- endgeneration -%}
-{%- else -%}
+{%- elif part.type == 'text' -%}
 {%- generation -%}{{- part.text -}}{%- endgeneration -%}
+{%- else -%}
+{{- raise_exception('a part of an answer is text, python or python_output, not ' ~ part.type) -}}
 {%- endif -%}
 {%- endfor -%}
 {%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}

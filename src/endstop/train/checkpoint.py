@@ -98,6 +98,8 @@ def save_checkpoint(
         if process.main:
             write_json(partial / "training" / "state.json", {"format": FORMAT, **_values(position)})
             _bring_to_disk(partial)
+            # What has its name and is not whole was taken apart by hand, and would be in the way for ever.
+            shutil.rmtree(target, ignore_errors=True)
             os.rename(partial, target)
             _sync_directory(directory)
 
@@ -137,8 +139,24 @@ def load_checkpoint(
 ) -> Position:
     """Put a model, its optimizers and its loader where a checkpoint was taken; every process must call it.
 
-    Raises EndstopError for a checkpoint of another shape, vocabulary, tokenizer or number of data shards.
+    Raises EndstopError for a checkpoint that is damaged, or of another shape, vocabulary, tokenizer or number
+    of data shards; it names the one before it, if there is one.
     """
+    try:
+        return _loaded(checkpoint, model, optimizers, loader, tokenizer)
+    except EndstopError as error:
+        before = [path for path in checkpoints(checkpoint.parent) if path.name < checkpoint.name]
+        if not before:
+            raise
+        said = str(error).removesuffix(".")
+        raise EndstopError(
+            f"{said}. If it is damaged, remove it: the one before it is {before[-1]}."
+        ) from error
+
+
+def _loaded(
+    checkpoint: Path, model: Decoder, optimizers: Optimizers, loader: Loader, tokenizer: str
+) -> Position:
     position = read_position(checkpoint)
     _check_shape(checkpoint, model.config)
     if position.tokenizer != tokenizer:
@@ -146,10 +164,11 @@ def load_checkpoint(
     load_training_state(checkpoint / "training", model, optimizers)
     for shard in loader.own_shards:
         path = checkpoint / "training" / f"loader-{shard}.json"
-        loader.load_state(
-            shard,
-            read_object(path, f"{checkpoint} has no data shard {shard}: it was made with fewer shards."),
-        )
+        state = read_object(path, f"{checkpoint} has no data shard {shard}: it was made with fewer shards.")
+        try:
+            loader.load_state(shard, state)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
+            raise EndstopError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     return position
 
 
@@ -161,9 +180,14 @@ def read_position(checkpoint: Path) -> Position:
     if value.pop("format", None) != FORMAT:
         raise EndstopError(f"{checkpoint} was written by another version of endstop.")
     try:
-        return Position(**value)
+        found = Position(**value)
     except TypeError as error:
         raise EndstopError(f"{checkpoint}: training/state.json is damaged: {error}.") from error
+    for name, kind in (("step", int), ("tokens", int), ("seconds", int | float)):
+        if not isinstance(getattr(found, name), kind):
+            wrong = getattr(found, name)
+            raise EndstopError(f"{checkpoint}: training/state.json is damaged: its {name} is {wrong!r}.")
+    return found
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -188,12 +212,6 @@ def newest_shared(directory: Path, process: Process) -> Path | None:
 def fingerprint(files: Mapping[str, bytes]) -> str:
     """What tells one tokenizer from another."""
     return hashlib.sha256(files.get("tokenizer.json", b"")).hexdigest()
-
-
-def remove_partial(directory: Path) -> None:
-    """Remove what a killed process has left half-written."""
-    for path in directory.glob(".step-*.partial"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_shape(checkpoint: Path, config: DecoderConfig) -> None:

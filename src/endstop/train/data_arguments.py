@@ -42,6 +42,7 @@ DATA_FOLDER = Path("data")
 """Where `endstop train data` puts corpora, unless told otherwise."""
 
 _EXAMPLES, _TEST_EXAMPLES = 50_000, 1000
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _ARGUMENT = re.compile(r"(?P<place>.+?)(?:@(?P<count>\d+))?(?:\*(?P<weight>\d+(?:\.\d+)?))?")
 
 
@@ -185,6 +186,9 @@ def _hub(name: str, kind: Kind, count: int | None) -> Any:
     from endstop.train.data.sources import hub_chats, hub_texts
 
     repository, _, config = name.partition(":")
+    # Anything else `datasets` would take for a folder of this machine.
+    if not _REPOSITORY.fullmatch(repository):
+        raise EndstopError(f"a data set of the Hub is named as hub:OWNER/NAME@COUNT, got hub:{name}.")
     if count is None:
         raise EndstopError(f"hub:{name} needs the number of its documents: hub:{name}@1000000.")
     opened = hub_texts if kind == "texts" else hub_chats

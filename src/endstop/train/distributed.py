@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,6 +116,15 @@ def shared(value: Value, process: Process) -> Value:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=process.device)
     return box[0]
+
+
+def gathered(value: Value, process: Process) -> list[Value]:
+    """What each process has, in the order of their ranks, in every process (anything that can be pickled)."""
+    if process.world == 1:
+        return [value]
+    boxes: list[Any] = [None] * process.world
+    dist.all_gather_object(boxes, value)
+    return boxes
 
 
 def done_by_main(work: Callable[[], None], process: Process) -> None:
@@ -258,8 +268,8 @@ def _device(name: str, local_rank: int) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
-    if not name.startswith("cuda"):
-        return torch.device(name)
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise EndstopError(f"training runs on the device auto, cpu or cuda, not {name!r}")
     if not torch.cuda.is_available():
         raise EndstopError("there is no CUDA device here: train with device 'cpu'")
     count = torch.cuda.device_count()

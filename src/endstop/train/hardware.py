@@ -5,6 +5,7 @@ Prices move: each has its date and its source, and every price and every MFU can
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -135,8 +136,8 @@ def machine(name: str, *, mfu: float | None = None, price: float | None = None) 
             raise ValueError(f"mfu must be a share above 0 and at most 1, got {mfu}")
         found = replace(found, mfu=mfu, mfu_source="given")
     if price is not None:
-        if price < 0:
-            raise ValueError(f"a price must not be negative, got {price}")
+        if not 0 <= price < math.inf:
+            raise ValueError(f"a price must be 0 or more, got {price}")
         found = replace(found, price=price / count, price_source="given")
     return Machine(found, count)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.label_audit import Audit, audit
-from endstop.protocol.labels import Row, chat_rows
+from endstop.protocol.labels import ChatRows, Row
 from endstop.train.settings import StageSettings
 from endstop.train.starting_point import Vocabulary
 
@@ -33,17 +33,22 @@ def check_labels(
     Raises EndstopError where nothing is supervised, or where a turn's end is not and no fault was asked for.
     """
     rows: list[Row] = []
-    for row, messages in first_rows(conversations, renderer, settings, AUDITED):
+    refusals: list[str] = []
+    for row, messages in first_rows(conversations, renderer, settings, AUDITED, refusals):
         if not rows and logger.isEnabledFor(logging.INFO):
             _show(messages, renderer)
         rows.append(row if transform is None else transform(row))
     found = audit(
         rows, vocabulary.ends, vocabulary.tokenizer.pad_token_id, vocab_size=len(vocabulary.events.table)
     )
-    for problem in found.problems():
+    for problem in found.problems() if rows else ():
         logger.warning("labels of the first %d rows: %s", len(rows), problem)
     if not found.supervised_tokens:
-        raise EndstopError(f"none of the first {AUDITED} conversations has a supervised token to train on.")
+        seen = min(AUDITED, len(conversations))
+        because = f"; {len(refusals)} are refused, the first because {refusals[0]}" if refusals else "."
+        raise EndstopError(
+            f"none of the first {seen} conversations has a supervised token to train on{because}"
+        )
     if settings.masked and transform is None and found.supervised_stop_rate < 1.0:
         raise EndstopError(
             f"only {found.stopped_turns} of {found.turns} turns have a supervised end: the model would not "
@@ -53,14 +58,29 @@ def check_labels(
 
 
 def first_rows(
-    conversations: Any, renderer: ChatRenderer, settings: StageSettings, count: int
+    conversations: Any,
+    renderer: ChatRenderer,
+    settings: StageSettings,
+    count: int,
+    refusals: list[str] | None = None,
 ) -> Iterable[tuple[Row, Sequence[Any]]]:
+    """The rows of the first conversations, each with its messages; why there are none goes to `refusals`."""
     from endstop.train.data.mixture import ShardReader
+    from endstop.train.data.sources import BadDocument, training_rows
 
     reader = ShardReader(conversations.order(settings.seed), 0, 1)
     for _ in range(min(count, len(conversations))):
-        messages = reader.item(reader.next_place())
-        for row in chat_rows(renderer, messages, settings.row_length + 1).rows:
+        try:
+            messages = reader.item(reader.next_place())
+        except BadDocument as error:
+            if not settings.skip_bad:
+                raise
+            made, messages = ChatRows([], [str(error)]), []
+        else:
+            made = training_rows(renderer, messages, settings.row_length + 1)
+        if refusals is not None:
+            refusals += made.refusals
+        for row in made.rows:
             yield row, messages
 
 
@@ -71,5 +91,5 @@ def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
     from endstop.view.conversation import rendered_text
 
     Console(stderr=True, highlight=False, markup=False).print(
-        rendered_text(renderer.render(messages)), soft_wrap=True
+        rendered_text(renderer.render(messages, tools=getattr(messages, "tools", None))), soft_wrap=True
     )

@@ -122,15 +122,15 @@ def long_rows(rows: Iterable[Row], length: int, count: int, bos_id: int | None) 
 def conversation_rows(directory: str | Path, source: Finite[Any]) -> Iterator[Row]:
     """The rows of conversations as the model of a directory writes them, with their labels, one after the
     other."""
-    from endstop.protocol.labels import chat_rows
     from endstop.protocol.render import ChatRenderer
     from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenizer import Tokenizer
+    from endstop.train.data.sources import training_rows
 
     tokenizer, stops = Tokenizer.from_pretrained(directory), StopSet.from_pretrained(directory)
     renderer = ChatRenderer(tokenizer, stops=stops)
     for index in range(len(source)):
-        yield from chat_rows(renderer, source[index]).rows
+        yield from training_rows(renderer, source[index]).rows
 
 
 def measured_length(config: DecoderConfig) -> int:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ class MetricsLog:
             raise EndstopError(f"{self.path} cannot be written: {error.strerror or error}.") from error
 
     def close(self) -> None:
-        self._file.close()
+        # What could not be written was said by `write`.
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -42,7 +45,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 value = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(value, dict) and isinstance(value.get("step"), int):
+            if not isinstance(value, dict):
+                continue
+            if isinstance(value.get("step"), int) and isinstance(value.get("kind"), str):
                 yield value
 
 

@@ -6,6 +6,7 @@ times (hidden_size / 768)^-0.5, matrices 0.02 with Muon; AdamW has betas 0.8 and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -54,8 +55,9 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         rates = (self.matrix_lr, self.embedding_lr, self.head_lr, self.vector_lr)
-        if min(rates) < 0 or min(self.matrix_weight_decay, self.weight_decay) < 0:
-            raise ValueError("learning rates and weight decays must not be negative")
+        for value in (*rates, self.matrix_weight_decay, self.weight_decay):
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"learning rates and weight decays must be 0 or more, got {value}")
         if not 0.0 <= self.beta1 < 1.0 or not 0.0 <= self.beta2 < 1.0 or self.eps <= 0:
             raise ValueError("beta1 and beta2 must be in [0, 1), eps above 0")
         if self.clip_norm is not None and self.clip_norm <= 0:

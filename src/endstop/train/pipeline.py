@@ -72,7 +72,8 @@ def run_pipeline(
     Raises EndstopError where the run exists and is not to be resumed, Unfinished where it was told to end,
     and whatever a part raises.
     """
-    from endstop.train.distributed import barrier, joined_processes
+    from endstop.train.distributed import barrier, done_by_main, joined_processes
+    from endstop.train.exclusive import exclusive
 
     run = RunDirectory(pipeline.run)
     begun = [part for part in ("tokenizer", "base", "mid", "sft", "rl") if (run.path / part).exists()]
@@ -83,12 +84,10 @@ def run_pipeline(
         )
     shares = _shares(pipeline)
     tell = report or (lambda part, share, words: None)
-    with joined_processes(pipeline.device) as process:
-        if process.main:
-            open_everything(pipeline)
-        else:
+    with joined_processes(pipeline.device) as process, exclusive(run.path, process):
+        if not process.main:
             tell = _nothing
-        barrier(process)
+        done_by_main(lambda: open_everything(pipeline), process)
         for part in pipeline.parts:
             before = sum(shares[each] for each in pipeline.parts[: pipeline.parts.index(part)])
             told = _within(tell, part, before, shares[part])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from endstop.models.directory import whole_directory, write_json
+from endstop.models.directory import whole_directory
 from endstop.models.gguf import ensure_directory
 from endstop.models.load import read_config
 from endstop.models.save import write_model
@@ -25,10 +25,10 @@ from endstop.train.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     newest_shared,
-    remove_partial,
     save_checkpoint,
 )
-from endstop.train.distributed import Process, barrier, shared, sums
+from endstop.train.distributed import Process, barrier, done_by_main, shared, sums
+from endstop.train.exclusive import exclusive
 from endstop.train.metrics_log import MetricsLog, cut_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.optimizer import build_optimizer
@@ -36,7 +36,7 @@ from endstop.train.questions import Questions, TaskQuestions, tasks_of
 from endstop.train.reinforce import PolicyJob, reinforce_step
 from endstop.train.rl_settings import RLSettings
 from endstop.train.rollouts import rollout_engine
-from endstop.train.run_directory import RunDirectory, StageDirectory
+from endstop.train.run_directory import RunDirectory, StageDirectory, write_object
 from endstop.train.stages import ALONE
 from endstop.train.starting_point import Vocabulary, loaded_model
 from endstop.train.tasks.sources import LICENCE, ORIGIN
@@ -93,7 +93,18 @@ def train_rl(
     written. Raises EndstopError for a stage that exists already, settings that were changed, a model that is
     not there, numbers that are not finite, or a full disk; the last good checkpoint stays.
     """
-    directory = run.stage("rl")
+    with exclusive(run.stage("rl").path, process):
+        return _train_rl(run.stage("rl"), settings, process, resume, questions, report)
+
+
+def _train_rl(
+    directory: StageDirectory,
+    settings: RLSettings,
+    process: Process,
+    resume: bool,
+    questions: Questions | None,
+    report: Report | None,
+) -> dict[str, Any]:
     job, files = _prepare(settings, process, questions)
     position = _begin(job, directory, files, resume)
     try:
@@ -109,7 +120,7 @@ def train_rl(
     if process.main and finished:
         with whole_directory(directory.model, replace=True) as place:
             write_model(job.model.state_dict(), job.model.config, place, files=files)
-        write_json(directory.summary, summary)
+        write_object(directory.summary, summary)
     barrier(process)
     return summary
 
@@ -154,11 +165,13 @@ def _begin(job: PolicyJob, directory: StageDirectory, files: Mapping[str, bytes]
                 f"{directory.path} was begun with other settings: {'; '.join(changed)}. Resume with the same "
                 "ones, or begin another run."
             )
-    if job.process.main:
-        if resume:
-            remove_partial(directory.checkpoints)
-        else:
+
+    def take() -> None:
+        directory.remove_partial()
+        if not resume:
             directory.begin(settings.to_json())
+
+    done_by_main(take, job.process)
     position = Position(steps=settings.steps, settings=settings.to_json(), tokenizer=tokenizer)
     newest = newest_shared(directory.checkpoints, job.process) if resume else None
     if newest is not None:
@@ -209,6 +222,7 @@ def _loop(
                 if last or _due(settings.evaluate_every, position.step):
                     look()
                 if last or ending or _due(settings.save_every, position.step):
+                    _check_finite(job, position.step)
                     position = replace(
                         position, statistics=shared(statistics, process), seconds=clock.seconds()
                     )
@@ -256,6 +270,12 @@ def _progress(
         metrics["stop_rate"],
         of_a_step * (settings.steps - position.step),
     )
+
+
+def _check_finite(job: PolicyJob, step: int) -> None:
+    """Raises EndstopError for weights that must not become a checkpoint."""
+    if not all(bool(parameter.isfinite().all()) for parameter in job.model.parameters()):
+        raise EndstopError(f"the result of step {step} is not finite; lower the learning rates.")
 
 
 def _due(every: int | None, step: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -79,8 +80,12 @@ class RLSettings:
                 f"samples must be at least 2, got {self.samples}: an answer is compared with others to the "
                 "same question"
             )
-        if self.evaluation_samples < 0 or self.lr_fraction < 0:
-            raise ValueError("evaluation_samples and lr_fraction must not be negative")
+        if self.evaluation_samples < 0:
+            raise ValueError(f"evaluation_samples must not be negative, got {self.evaluation_samples}")
+        if not 0.0 <= self.lr_fraction < math.inf:
+            raise ValueError(f"lr_fraction must be 0 or more, got {self.lr_fraction}")
+        if not all(text.strip() for text in self.give_up):
+            raise ValueError("a text that says that it is no answer must not be empty")
         assert self.rewards
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,14 @@ class StageDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint: what has failed before its first one can begin anew."""
+        return any(self.checkpoints.glob("step-*"))
+
     def require_new(self) -> None:
         """EndstopError where there is a stage already."""
-        if self.settings.exists() or self.model.exists():
+        if self.model.exists() or (self.settings.exists() and self.begun):
             raise EndstopError(
                 f"{self.path} holds a stage already: continue it with --resume, or choose another --run."
             )
@@ -71,6 +77,15 @@ class StageDirectory:
     def read_settings(self) -> dict[str, Any]:
         """The settings the stage was begun with; EndstopError where it was not begun."""
         return read_object(self.settings, f"{self.path} holds no stage to resume; begin it without --resume.")
+
+    def remove_partial(self) -> None:
+        """Remove what a killed process has left half-written; only the process that has the stage may."""
+        for pattern in (".*.partial", ".*.old", "*.part", "checkpoints/.*.partial"):
+            for path in self.path.glob(pattern):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.metrics_log import read_metrics
@@ -85,18 +85,18 @@ class StageResults:
     @property
     def seconds(self) -> float | None:
         """Time spent, evaluations included."""
-        found = self.summary.get("seconds")
-        if found is None:
-            found = next((line["seconds"] for line in reversed(self.lines) if "seconds" in line), None)
-        return None if found is None else float(found)
+        written = [self.summary.get("seconds"), *(line.get("seconds") for line in reversed(self.lines))]
+        return next((float(found) for found in written if _is_number(found)), None)
 
     @property
     def tokens(self) -> int | None:
-        return self.summary.get("tokens")
+        found = self.summary.get("tokens")
+        return found if isinstance(found, int) else None
 
     @property
     def flops(self) -> float | None:
-        return self.summary.get("flops")
+        found = self.summary.get("flops")
+        return float(found) if _is_number(found) else None
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -106,7 +106,8 @@ class StageResults:
 
     @property
     def sources(self) -> list[Mapping[str, Any]]:
-        return [source for source in self.data.get("sources") or () if isinstance(source, Mapping)]
+        found = self.data.get("sources")
+        return [source for source in found if isinstance(source, Mapping)] if isinstance(found, list) else []
 
     def grouped_sources(self) -> list[list[str]]:
         """Rows of a table: sources with their documents and weights, licence, origin.
@@ -248,7 +249,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _tasks(evaluations: Mapping[str, Any]) -> Iterator[TaskResult]:
     for found in evaluations.values():
-        for figures in found.get("tasks") or ():
+        tasks = found.get("tasks")
+        for figures in tasks if isinstance(tasks, list) else ():
             if isinstance(figures, Mapping) and "name" in figures:
                 yield _task(figures)
 
@@ -262,7 +264,7 @@ def _task(figures: Mapping[str, Any]) -> TaskResult:
 
     return TaskResult(
         str(figures["name"]),
-        int(values.get("examples") or 0),
+        int(values["examples"]) if _is_number(values.get("examples")) else 0,
         share("accuracy"),
         share("exact"),
         share("natural_stop"),
@@ -274,5 +276,5 @@ def _task(figures: Mapping[str, Any]) -> TaskResult:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ class ModelSettings:
     rope_scaling: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
 
+    def __post_init__(self) -> None:
+        _check_choices(self)
+
     def config(self, vocab_size: int) -> DecoderConfig:
         """The decoder of these settings for a vocabulary; ValueError for sizes that do not fit."""
         common: dict[str, Any] = {
@@ -64,6 +68,15 @@ class ScheduleSettings:
     initial_fraction: float = 1.0
     momentum_warmup_steps: int = 300
 
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or self.momentum_warmup_steps < 0:
+            raise ValueError(f"a warm-up takes 0 steps or more, got {self.warmup_steps}")
+        for name in ("warmdown_fraction", "final_fraction"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if not 0.0 <= self.initial_fraction < math.inf:
+            raise ValueError(f"the scale of the rates must be 0 or more, got {self.initial_fraction}")
+
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
@@ -82,6 +95,7 @@ class StageSettings:
         buffer: documents or conversations that packing chooses from.
         prepare_ahead: make the next steps' batches in a thread while the model computes. It pays on a GPU; on
             a CPU both want the same cores.
+        skip_bad: documents that cannot be read are counted and left out; otherwise the first ends the run.
         steps, tokens, seconds: the length of the run; exactly one is given. `seconds` becomes a number of
             steps after the first ones were timed.
         evaluate_every, save_every: in steps, None for only at the end. validation_rows: rows evaluated on.
@@ -111,6 +125,7 @@ class StageSettings:
     masked: bool = True
     buffer: int = 1000
     prepare_ahead: bool = False
+    skip_bad: bool = False
     steps: int | None = None
     tokens: int | None = None
     seconds: float | None = None
@@ -135,6 +150,7 @@ class StageSettings:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise ValueError(f"a stage is one of {', '.join(STAGES)}, got {self.stage!r}")
+        _check_choices(self)
         if (self.model is None) == (self.init_from is None):
             raise ValueError(f"{self.stage} needs either the shape of a new model or one to begin with")
         given = [name for name in ("steps", "tokens", "seconds") if getattr(self, name) is not None]
@@ -146,8 +162,11 @@ class StageSettings:
             *("validation_rows", "keep_checkpoints", "evaluate_every", "save_every", "context"),
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, got {value}")
+        for name in ("samples", "sample_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.batch_tokens % self.row_length:
             raise ValueError(
                 f"batch_tokens ({self.batch_tokens}) must be a multiple of row_length ({self.row_length})"
@@ -157,6 +176,8 @@ class StageSettings:
         for event in self.event_weights:
             if event not in EVENTS:
                 raise ValueError(f"a weighted event is one of {', '.join(EVENTS)}, got {event!r}")
+        if not any(self.event_weights.get(event, 1.0) for event in EVENTS):
+            raise ValueError("the weights of all events are 0: nothing would be trained")
 
     @property
     def rows(self) -> int:
@@ -223,6 +244,7 @@ HARMLESS = {
     "compile",
     "strategy",
     "data",
+    "skip_bad",
 }
 
 
@@ -234,6 +256,14 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in names
         if before.get(name) != now.get(name)
     ]
+
+
+def _check_choices(settings: Any) -> None:
+    """ValueError for a field that is none of the words that its type names."""
+    for name, kind in typing.get_type_hints(type(settings)).items():
+        if typing.get_origin(kind) is Literal and getattr(settings, name) not in typing.get_args(kind):
+            known = ", ".join(map(str, typing.get_args(kind)))
+            raise ValueError(f"{name} is one of {known}, got {getattr(settings, name)!r}")
 
 
 def _plain(value: Any) -> Any:
@@ -258,7 +288,11 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         unknown = sorted(set(value) - set(hints))
         if unknown:
             raise ValueError(f"{where} has no {unknown[0]!r}; there are {', '.join(sorted(hints))}")
-        return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+        found = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+        for each in dataclasses.fields(kind):
+            if each.name not in found and each.default is each.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{where} has no {each.name!r}")
+        return kind(**found)
     if origin is Literal:
         if value not in arguments:
             raise ValueError(f"{where} is one of {', '.join(map(str, arguments))}, got {value!r}")

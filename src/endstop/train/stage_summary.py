@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from endstop.train.checkpoint import Position
+from endstop.train.data.statistics import combined
+from endstop.train.distributed import gathered
 from endstop.train.metrics_log import read_metrics
 from endstop.train.model_shapes import flops_per_token, parameter_counts
 from endstop.train.training_loop import Job
@@ -19,7 +21,8 @@ def stage_summary(
     sources: Sequence[Mapping[str, Any]],
     labels: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What summary.json holds: the last figures, what was spent, and what was trained on.
+    """What summary.json holds: the last figures, what was spent, and what was trained on; every process must
+    call it.
 
     sources: name, licence and origin of each. labels: of the audit of the first rows.
     """
@@ -35,10 +38,12 @@ def stage_summary(
             }
         elif kind == "train":
             metrics |= {name: line[name] for name in ("loss", "mfu") if name in line}
-            rates.append(line["tokens_per_second"])
+            if isinstance(line.get("tokens_per_second"), int | float):
+                rates.append(line["tokens_per_second"])
     if rates:
         metrics["tokens_per_second"] = sorted(rates)[len(rates) // 2]
     positions = position.step * settings.batch_tokens
+    counted = gathered(dict(job.loader.statistics()), job.process)
     return {
         "stage": settings.stage,
         "finished": finished,
@@ -52,7 +57,7 @@ def stage_summary(
         "flops": flops_per_token(config, settings.row_length) * positions,
         "data": {
             "sources": [dict(source) for source in sources],
-            "statistics": dict(job.loader.statistics()),
+            "statistics": combined(counted) if len(counted) > 1 else counted[0],
             "labels": dict(labels),
         },
     }

@@ -21,10 +21,11 @@ from endstop.train.checkpoint import (
     fingerprint,
     load_checkpoint,
     newest_shared,
-    remove_partial,
 )
 from endstop.train.data.ahead import AheadLoader
+from endstop.train.data.records import BadDocument
 from endstop.train.distributed import Process, check_layout, done_by_main, parallelized, shared
+from endstop.train.exclusive import exclusive
 from endstop.train.label_check import check_labels, first_rows
 from endstop.train.metrics_log import cut_metrics
 from endstop.train.objective import Objective
@@ -102,6 +103,7 @@ def run_base(
                 buffer=settings.buffer,
                 isolate=settings.isolate,
                 seed=settings.seed,
+                skip_bad=settings.skip_bad,
             )
 
         own = loader(documents, settings.rows, settings.data_shards, process)
@@ -153,6 +155,7 @@ def run_chat(
                 buffer=settings.buffer,
                 isolate=settings.isolate,
                 seed=settings.seed,
+                skip_bad=settings.skip_bad,
                 transform=change,
             )
 
@@ -189,8 +192,23 @@ def run_stage(
 
     The summary of a stage that was told to end early has "finished": false, and no model is written.
     """
-    directory = run.stage(settings.stage)
     check_layout(rows=settings.rows, shards=settings.data_shards, world=process.world)
+    with exclusive(run.stage(settings.stage).path, process):
+        try:
+            return _run_stage(settings, run, data, process, resume, report)
+        except BadDocument as error:
+            raise EndstopError(f"{error} Mend it, or leave out what cannot be read (--skip-bad).") from error
+
+
+def _run_stage(
+    settings: StageSettings,
+    run: RunDirectory,
+    data: Callable[[Vocabulary], StageData],
+    process: Process,
+    resume: bool,
+    report: Report | None,
+) -> dict[str, Any]:
+    directory = run.stage(settings.stage)
     begun_with = directory.read_settings() if resume else None
     if begun_with is not None:
         settings = same_settings(settings, begun_with, directory)
@@ -280,8 +298,8 @@ def _begin(
     """Where the run starts: at the newest checkpoint if it is resumed, else at its beginning."""
     tokenizer = fingerprint(vocabulary.files)
     position = Position(steps=settings.fixed_steps, settings=settings.to_json(), tokenizer=tokenizer)
-    if resume and process.main:
-        remove_partial(directory.checkpoints)
+    if process.main:
+        directory.remove_partial()
     newest = newest_shared(directory.checkpoints, process) if resume else None
     if newest is not None:
         found = load_checkpoint(newest, model, optimizers, loader, tokenizer)

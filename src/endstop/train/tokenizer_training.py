@@ -27,6 +27,7 @@ from endstop.train.data.records import BadDocument
 Engine = Literal["auto", "tokenizers", "rustbpe"]
 Merge = tuple[bytes, bytes]
 ENGINES = ("auto", "tokenizers", "rustbpe")
+_LARGEST_VOCABULARY = 2**31 - 1
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 DIGITS = (1, 2)
 """How many digits may stand together in a token."""
@@ -113,6 +114,8 @@ def train_tokenizer(
             f"vocab_size must be at least {SMALLEST_VOCABULARY} (256 bytes and {len(SPECIAL_TOKENS)} special "
             f"tokens), got {vocab_size}"
         )
+    if vocab_size > _LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at most {_LARGEST_VOCABULARY:,}, got {vocab_size}")
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     for name, limit in (("max_chars", max_chars), ("document_chars", document_chars)):

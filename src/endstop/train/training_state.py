@@ -169,5 +169,8 @@ def _cause(error: BaseException) -> str:
     failures = getattr(error, "failures", None)
     if failures:
         first = next(iter(failures.values()))
-        return str(first[0] if isinstance(first, tuple) else first)
-    return str(error)
+        error = first[0] if isinstance(first, tuple) else first
+    if "inline_container" in str(error):
+        # torch's archive notices only that less was written than it gave.
+        return "a file is not whole; the disk may be full"
+    return str(error) or "a file is not whole"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from endstop.protocol.errors import EndstopError
-from endstop.protocol.labels import IGNORE, Row, chat_rows, packed, truncated
+from endstop.protocol.labels import IGNORE, Row, packed, truncated
 from endstop.train.batch import TokenBatch
 from endstop.train.data.logical_shards import ShardPlan, check_same
 from endstop.train.data.mixture import Mixture, Order, Place, ShardReader, as_mixture
 from endstop.train.data.packing import Conversation, ConversationPacker
 from endstop.train.data.permutation import mixed
-from endstop.train.data.sources import BadDocument
+from endstop.train.data.sources import BadDocument, training_rows
 from endstop.train.data.statistics import ChatCounts, PackingCounts
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class ChatLoader:
 
     Args:
         conversations: a `Mixture`, or one source of message lists (a list will do).
-        renderer: renders them; what is supervised is decided by `protocol.labels.chat_rows` alone.
+        renderer: renders them; what is supervised is decided by `protocol.labels.chat_rows` alone. Of
+            `Messages` with a prompt only what follows the prompt is.
         stop_ids: ids that end a turn, to count supervised ends.
         row_length: tokens that a row reads (T). A longer conversation is cut to T + 1 tokens and counted; it
             then has no supervised terminator for the turn that was cut.
@@ -188,7 +189,7 @@ class _RowsOf:
         return rows, refusals
 
     def _made(self, messages: Any) -> tuple[list[Row], list[str]]:
-        made = chat_rows(self._renderer, messages, None, **self._options)
+        made = training_rows(self._renderer, messages, **self._options)
         rows = made.rows if self.mask else [Row(row.ids, list(row.ids)) for row in made.rows]
         if self._transform is not None:
             rows = [self._transform(row) for row in rows]

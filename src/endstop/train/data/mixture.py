@@ -20,6 +20,8 @@ Item = TypeVar("Item", covariant=True)
 
 # Sources alternate within stretches of about this many documents; longer ones would cost memory.
 _PERIOD = 4096
+_MOST = 10**15
+"""Documents in an epoch of a mixture at most; far beyond lies what `len` cannot express."""
 
 
 class Finite(Protocol[Item]):
@@ -112,6 +114,11 @@ class Mixture:
         for part in self.parts:
             if not part.weight >= 0 or part.weight == float("inf"):
                 raise ValueError(f"the weight of {part.name} must be 0 or more, got {part.weight}")
+            if part.per_epoch > _MOST:
+                raise ValueError(
+                    f"the weight of {part.name} is too large: {part.weight:g} times {part.size:,} documents "
+                    f"are more than {_MOST:,}"
+                )
             if part.weight > 0 and part.size < 1:
                 raise EndstopError(f"{part.name} has no documents; leave it out, or look at what made it.")
         self._length = sum(part.per_epoch for part in self.parts)
@@ -278,7 +285,7 @@ class ShardReader:
         return {"position": self.position, "streams": streams}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
+        self.position = int(state["position"])
         self._readers = {
             int(part): self._order.mixture.parts[int(part)].source.read(saved)
             for part, saved in state["streams"].items()

@@ -135,12 +135,14 @@ class JsonLines:
 class ParquetRows:
     """Rows of Parquet files as dicts of some columns. Row groups are read whole, the last few are kept.
 
-    Raises EndstopError for a file that is no Parquet or lacks all of `columns`.
+    `also` are columns that a file may have. Raises EndstopError for a file that is no Parquet or lacks all of
+    `columns`.
     """
 
-    def __init__(self, paths: Sequence[Path], columns: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str], also: Sequence[str] = ()) -> None:
         self._paths = list(paths)
         self._columns = list(columns)
+        self._also = list(also)
         self._groups: list[tuple[int, int]] = []
         self.blocks: list[int] = [0]
         for number, path in enumerate(self._paths):
@@ -187,7 +189,7 @@ class ParquetRows:
 
         number, group = self._groups[block]
         file = self._open(self._paths[number])
-        columns = [name for name in self._columns if name in file.schema_arrow.names]
+        columns = [name for name in (*self._columns, *self._also) if name in file.schema_arrow.names]
         try:
             table = file.read_row_group(group, columns=columns, use_threads=False)
         except (pyarrow.ArrowException, OSError) as error:
