@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import transformers
@@ -15,6 +18,7 @@ from endstop.protocol.errors import EndstopError
 from endstop.train.pipeline import Pipeline, run_pipeline, scaled, stage_settings, tokenizer_texts
 from endstop.train.presets import ReinforcementNumbers, preset
 from endstop.train.run_directory import RunDirectory
+from endstop.train.settings import ModelSettings
 
 
 def test_stages_are_scaled() -> None:
@@ -70,6 +74,81 @@ def test_data_that_are_missing_are_named_before_anything_runs(
         with pytest.raises(EndstopError, match="there is no gsm8k"):
             run_pipeline(Pipeline(wanted, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_large_preset_made_small_finds_all_its_data_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards, all data sets, GSM8K in RL and ChatCORE at the end, without the Hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def rows(name: str, items: list[dict[str, Any]]) -> None:
+        path = tmp_path / "data" / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+
+    sums = [{"question": f"{n}+1?", "answer": f"<<{n}+1={n + 1}>>{n + 1}\n#### {n + 1}"} for n in range(40)]
+    arc = [
+        {"question": f"{n}?", "choices": {"text": ["p", "q"], "label": ["A", "B"]}, "answerKey": "AB"[n % 2]}
+        for n in range(8)
+    ]
+    mmlu = [
+        {"question": f"{n}?", "subject": "s", "choices": ["p", "q", "r", "s"], "answer": n % 4}
+        for n in range(8)
+    ]
+    talk = [
+        {"messages": [{"role": "user", "content": f"Hi {n}"}, {"role": "assistant", "content": "Hello."}]}
+        for n in range(20)
+    ]
+    talk[3] = {"messages": [{"role": "user", "content": "nobody answers"}]}
+    for split in ("train", "test"):
+        rows(f"gsm8k/{split}", sums)
+        rows(f"arc-easy/{split}", arc)
+        rows(f"arc-challenge/{split}", arc)
+    rows("mmlu/auxiliary_train", [{"train": row} for row in mmlu])
+    rows("mmlu/test", mmlu)
+    rows("smoltalk/train", talk)
+    problem = {"task_id": "t/0", "prompt": "def f():\n", "canonical_solution": "    return 1\n"}
+    rows("humaneval/test", [{**problem, "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"}])
+    shards = tmp_path / "data" / "fineweb-edu"
+    for name in ("training/shard_00000", "validation/shard_01822"):
+        path = shards / f"{name}.parquet"
+        path.parent.mkdir(parents=True)
+        texts = [f"A text about {n} and {n + 1}, and about nothing else." for n in range(400)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+
+    large = preset("d12")
+    model = ModelSettings(depth=2, hidden_size=64, head_dim=32, context=256)
+    small: dict[str, Any] = {"row_length": 256, "batch_tokens": 2048, "tokens": 8192, "validation_rows": 8}
+    small |= {"samples": 2, "sample_tokens": 16, "compile": False, "evaluate_every": None}
+
+    def cut(data: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{argument.partition('@')[0]}@{40}" for argument in data)
+
+    wanted = replace(
+        large,
+        vocab_size=300,
+        tokenizer_characters=20_000,
+        base=replace(large.base, model=model, data=("fineweb-edu@1",), **small),
+        mid=replace(large.mid, data=cut(large.mid.data), **small),
+        sft=replace(large.sft, data=cut(large.sft.data), **small),
+        rl=replace(large.rl, steps=1, questions=2, samples=2, max_tokens=8, evaluation_questions=4),
+    )
+    run = tmp_path / "run"
+    run_pipeline(Pipeline(wanted, run, examples=1, device="cpu"))
+    summaries = {
+        stage: json.loads((run / stage / "summary.json").read_text())
+        for stage in ("base", "mid", "sft", "rl")
+    }
+    sources = {stage: summary["data"]["sources"] for stage, summary in summaries.items() if stage != "rl"}
+    assert [source["documents"] for source in sources["base"]] == [400]
+    assert {source["name"] for source in sources["sft"]} >= {"gsm8k", "arc-easy", "arc-challenge", "smoltalk"}
+    assert summaries["sft"]["settings"]["prepare_ahead"]
+    answers = json.loads((run / "rl" / "evaluation-chat.json").read_text())
+    names = {task["name"] for task in answers["tasks"]}
+    assert names >= {"arc-easy", "arc-challenge", "mmlu", "gsm8k", "humaneval", "echo"}
 
 
 @pytest.mark.slow

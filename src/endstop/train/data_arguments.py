@@ -3,7 +3,7 @@
 PLACE is one of
 - a file or folder,
 - `tasks` for all synthetic tasks, or one task's name,
-- a known data set of conversations (CHAT_SETS), from the Hub or its cache, or `NAME:FOLDER` from files,
+- a known data set of conversations (CHAT_SETS): ./data/NAME, else the Hub or its cache; or `NAME:FOLDER`,
 - a corpus in shards (`fineweb-edu`) that `endstop train data` has put into ./data, or `NAME:FOLDER` with the
   FOLDER that was its --out,
 - `hub:OWNER/NAME` or `hub:OWNER/NAME:CONFIG`, streamed.
@@ -39,7 +39,7 @@ CHAT_SETS = {
 }
 """Data sets to train on, and their names in `evaluation.datasets`; of MMLU it is the part made for that."""
 DATA_FOLDER = Path("data")
-"""Where `endstop train data` puts corpora, unless told otherwise."""
+"""Where `endstop train data` puts corpora unless told otherwise, and where data sets are looked for first."""
 
 _EXAMPLES, _TEST_EXAMPLES = 50_000, 1000
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -130,7 +130,7 @@ def _opened(
         return _hub(place.removeprefix("hub:"), kind, count), None
     name, _, folder = place.partition(":")
     if name in CHAT_SETS:
-        return _cut(_chat_set(name, folder or None, kind), count, hold_out)
+        return _cut(_chat_set(name, Path(folder) if folder else local_folder(), kind), count, hold_out)
     if name in SHARD_SETS:
         training, validation = _shards(name, Path(folder) if folder else DATA_FOLDER, kind, count)
         return (validation, None) if test else (training, validation if hold_out else None)
@@ -159,7 +159,12 @@ def _cut(source: Any, count: int | None, hold_out: bool) -> tuple[Any, Any | Non
     return Slice(source, 0, size - kept), Slice(source, size - kept, size)
 
 
-def _chat_set(name: str, folder: str | None, kind: Kind) -> Any:
+def local_folder() -> Path | None:
+    """The folder in which data sets are looked for before the Hub is asked, where there is one."""
+    return DATA_FOLDER if DATA_FOLDER.is_dir() else None
+
+
+def _chat_set(name: str, folder: Path | None, kind: Kind) -> Any:
     from endstop.train.evaluation.datasets import dataset_chats
 
     if kind == "texts":

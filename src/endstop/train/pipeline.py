@@ -123,7 +123,7 @@ def open_everything(pipeline: Pipeline) -> None:
 
     Data sets of the Hub are in its cache then. Raises EndstopError for the first that cannot be had.
     """
-    from endstop.train.data_arguments import open_data
+    from endstop.train.data_arguments import local_folder, open_data
     from endstop.train.evaluation.task_names import tasks_named
     from endstop.train.questions import task_names, tasks_of
 
@@ -132,8 +132,8 @@ def open_everything(pipeline: Pipeline) -> None:
         if not _is_finished(run, stage.stage):
             open_data(stage.data, "texts" if stage.stage == "base" else "conversations")
     if pipeline.rl and not _is_finished(run, "rl"):
-        tasks_of(task_names(wanted.rl.tasks))
-    tasks_named(wanted.evaluation, examples=1)
+        tasks_of(task_names(wanted.rl.tasks), local_folder())
+    tasks_named(wanted.evaluation, examples=1, place=local_folder())
 
 
 def tokenizer_texts(preset: Preset, seed: int = 0) -> Iterator[str]:
@@ -220,13 +220,14 @@ def _train_stage(
 def _train_rl(
     pipeline: Pipeline, run: RunDirectory, process: Any, tell: Callable[[float, str], None]
 ) -> None:
+    from endstop.train.data_arguments import local_folder
     from endstop.train.questions import task_names
     from endstop.train.rl import train_rl
     from endstop.train.rl_settings import RLSettings
 
     if _is_finished(run, "rl"):
         return
-    directory, numbers = run.stage("rl"), pipeline.preset.rl
+    directory, numbers, folder = run.stage("rl"), pipeline.preset.rl, local_folder()
     begun = directory.settings.exists()
     if begun:
         settings = RLSettings.from_json(directory.read_settings())
@@ -234,6 +235,7 @@ def _train_rl(
         settings = RLSettings(
             str(run.predecessor("rl")),
             task_names(numbers.tasks),
+            dataset_place=None if folder is None else str(folder),
             steps=max(1, round(numbers.steps * pipeline.scale)),
             questions=numbers.questions,
             samples=numbers.samples,

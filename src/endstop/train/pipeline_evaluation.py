@@ -57,6 +57,7 @@ def in_order(mixture: Mixture, seed: int = 0) -> Iterator[str]:
 def ask_questions(pipeline: Pipeline, run: RunDirectory, tell: Tell) -> None:
     """Ask every model that has learned to answer; a smaller sample where it is not the one to be used."""
     from endstop.runtime.llm import load_engine
+    from endstop.train.data_arguments import local_folder
     from endstop.train.evaluation.chat import evaluate_chat
     from endstop.train.evaluation.task_names import tasks_named
 
@@ -66,7 +67,9 @@ def ask_questions(pipeline: Pipeline, run: RunDirectory, tell: Tell) -> None:
         path = run.stage(stage).path / CHAT_EVALUATION
         if path.exists():
             continue
-        questions = tasks_named(pipeline.preset.evaluation, examples=asked[stage], seed=pipeline.seed)
+        questions = tasks_named(
+            pipeline.preset.evaluation, examples=asked[stage], seed=pipeline.seed, place=local_folder()
+        )
         names = [task.name for task in questions]
 
         def progress(

@@ -100,6 +100,8 @@ def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, wha
         "save_every": 1000,
         "data_shards": 8,
         "prepare_ahead": True,
+        # Among half a million conversations there are some that are none.
+        "skip_bad": True,
         "sample_tokens": 1024,
         "micro_rows": micro_rows,
     }
