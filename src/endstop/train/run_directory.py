@@ -117,8 +117,8 @@ class RunDirectory:
         """The tokenizer's directory; EndstopError where it was not trained."""
         if not (self.tokenizer / "tokenizer.json").exists():
             raise EndstopError(
-                f"{self.tokenizer} has no tokenizer.json: train one with `endstop train tokenizer --run "
-                f"{self.path}`."
+                f"{self.tokenizer} has no tokenizer.json: train one with `endstop train tokenizer --out "
+                f"{self.tokenizer}`."
             )
         return self.tokenizer
 
