@@ -225,6 +225,10 @@ def test_conversations_of_parquet_lose_the_keys_of_others(tmp_path):
     assert list(source) == rows
     completions = parquet(tmp_path / "b.parquet", {"prompt": ["hi"], "completion": ["yo"]})
     assert list(open_chat_source(completions)) == [MESSAGES]
+    assert open_chat_source(completions)[0].first_message == 1
+    tools = [[{"name": "clock", "hint": None}], None]
+    taking = open_chat_source(parquet(tmp_path / "d.parquet", {"messages": rows, "tools": tools}))
+    assert [taking[index].tools for index in range(2)] == [[{"name": "clock"}], None]
     with pytest.raises(
         EndstopError, match="has no column 'messages' or 'prompt' or 'completion'; it has text"
     ):

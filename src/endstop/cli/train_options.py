@@ -310,7 +310,9 @@ def run_and_report(
         note(f"endstop: told to end after step {summary['steps']}; go on with --resume.")
     else:
         metrics = summary["metrics"]
-        told = [f"{summary['steps']} steps in {time_of(summary['seconds'])}", f"loss {metrics['loss']:.4f}"]
+        told = [f"{summary['steps']} steps in {time_of(summary['seconds'])}"]
+        if "loss" in metrics:
+            told.append(f"loss {metrics['loss']:.4f}")
         if "validation_bits_per_byte" in metrics:
             told.append(f"{metrics['validation_bits_per_byte']:.4f} bits per byte")
         if "validation_natural_stop_rate" in metrics:
