@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.protocol.tokenizer import Tokenizer
 from endstop.train.chat_format import ASSISTANT_END, BOS, OUTPUT_END, SPECIAL_TOKENS
-from endstop.train.document_encoding import Encode, encode_documents
+from endstop.train.document_encoding import Encode, _by_tokenizers, _pieces, encode_documents
 from endstop.train.tokenizer_training import (
     TextsRead,
     merges_of_ranks,
@@ -368,3 +369,19 @@ def test_forced_output_is_not_supervised_and_the_hand_over_is(directory: Path) -
     said = [token for token, bit in zip(rendered.ids, rendered.mask, strict=True) if bit]
     text = tokenizer.decode(said, skip_special_tokens=False)
     assert text == "That is <|python_start|>12*12<|python_end|>144.<|assistant_end|>"
+
+
+def test_long_documents_are_encoded_in_pieces_with_the_same_ids() -> None:
+    source = random.Random(0)
+    words = ["the", " ", "\n", "  ", "cat", "'s", "é", "12", ".", " a", "x y", "\u3000"]
+    text = "".join(source.choice(words) for _ in range(150_000))
+    content = train_tokenizer([text[:20_000]], 320, engine="tokenizers")
+    whole = _by_tokenizers(content)
+    for engine in ("auto", "tokenizers"):
+        encode = encode_documents(content, engine=engine)
+        for long in (text, "a b" * 80_000, " " * 150_000 + "a", "a" * 150_000):
+            assert encode([long, "the cat"]) == whole([long, "the cat"])
+    assert len(list(_pieces(text))) > 3
+    assert "".join(_pieces(text)) == text
+    # What has no border is cut all the same, so that it does not need all the memory.
+    assert [len(piece) for piece in _pieces("a" * 2_050_000)] == [1_000_000, 1_000_000, 50_000]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 # tiktoken's regular expressions overflow their stack on about a million blanks in a row.
 _LONG_DOCUMENT = 100_000
+# A tokenizer takes some 100 bytes for each character that it is given at once.
+_LONGEST_PIECE = 1_000_000
+# Between a letter and a blank with a letter behind it the split pattern always splits.
+_BORDER = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 def encode_documents(
@@ -34,7 +39,9 @@ def encode_documents(
         engine: `auto` is tiktoken for tokenizers that were trained here, where it is installed: it is faster
             and gives the same ids. `tokenizers` is used for all others.
 
-    The function raises ValueError, naming the document, for half a surrogate pair.
+    Tokenizers that were trained here encode documents of more than 100,000 characters in pieces, with the
+    same ids: nothing else bounds the memory. The function raises ValueError, naming the document, for half a
+    surrogate pair.
     """
     if engine not in ("auto", "tokenizers", "tiktoken"):
         raise ValueError(f"engine must be auto, tokenizers or tiktoken, got {engine!r}")
@@ -42,23 +49,46 @@ def encode_documents(
         path = Path(tokenizer) / "tokenizer.json"
         tokenizer = parse_object(path, read_text(path))
     plain = _by_tokenizers(tokenizer)
-    known = _ranks(tokenizer) if engine != "tokenizers" else None
-    fast = None if known is None else _by_tiktoken(*known, threads or os.cpu_count() or 1)
+    known = _ranks(tokenizer)
+    own = known is not None
+    fast = None
+    if known is not None and engine != "tokenizers":
+        fast = _by_tiktoken(*known, threads or os.cpu_count() or 1)
     if engine == "tiktoken" and fast is None:
-        why = "is not installed" if known is not None else "only encodes as tokenizers trained here do"
+        why = "is not installed" if own else "only encodes as tokenizers trained here do"
         raise EndstopError(f"tiktoken {why}; choose tokenizers instead.")
 
     def encode(documents: list[str]) -> list[list[int]]:
         for index, text in enumerate(documents):
             if not is_unicode(text):
                 raise ValueError(f"document {index} holds half a surrogate pair")
-        if fast is None:
+        if not own:
             return plain(documents)
         if all(len(text) <= _LONG_DOCUMENT for text in documents):
-            return fast(documents)
-        return [(fast if len(text) <= _LONG_DOCUMENT else plain)([text])[0] for text in documents]
+            return (fast or plain)(documents)
+        return [[token_id for piece in _pieces(text) for token_id in short(piece)] for text in documents]
+
+    def short(piece: str) -> list[int]:
+        return (fast if fast is not None and len(piece) <= _LONG_DOCUMENT else plain)([piece])[0]
 
     return encode
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces that give the ids of the whole, each long enough to lose no time.
+
+    Where there is no border in a million characters (not a text), it is cut all the same.
+    """
+    start = 0
+    while len(text) - start > _LONG_DOCUMENT:
+        half = start + _LONG_DOCUMENT // 2
+        found = _BORDER.search(text, half, start + _LONG_DOCUMENT) or _BORDER.search(
+            text, half, start + _LONGEST_PIECE
+        )
+        end = start + _LONGEST_PIECE if found is None else found.start()
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _by_tokenizers(content: Mapping[str, Any]) -> Encode:
