@@ -19,7 +19,7 @@ from endstop.models.load import load_model
 from endstop.protocol.errors import EndstopError
 from endstop.train.distributed import Process
 from endstop.train.metrics_log import read_metrics
-from endstop.train.questions import TaskQuestions, task_names, tasks_of
+from endstop.train.questions import GROUPS, TaskQuestions, task_names, tasks_of
 from endstop.train.rl import RLProgress, train_rl
 from endstop.train.rl_settings import RLSettings
 from endstop.train.rollouts import Question
@@ -324,3 +324,15 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(start: Path, tmp_path
         assert done.returncode == 1
         assert words in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_preset_brings_its_own_questions(tmp_path: Path) -> None:
+    from endstop.cli.train_rl import rl_settings
+
+    run = RunDirectory(tmp_path)
+    given = {"preset": "d20", "init_from": "somewhere"}
+    assert rl_settings(run, given, resume=False).tasks == ("gsm8k",)
+    assert rl_settings(run, given, resume=False).steps == 467
+    tiny = rl_settings(run, {**given, "preset": "tiny"}, resume=False)
+    assert tiny.tasks == GROUPS["hard"]
+    assert rl_settings(run, {**given, "tasks": ["echo"]}, resume=False).tasks == ("echo",)
