@@ -14,7 +14,7 @@ from endstop.protocol.errors import EndstopError
 from endstop.train.hardware import machine
 from endstop.train.plan import memory_explained, plan
 from endstop.train.presets import Preset
-from endstop.train.run_directory import RunDirectory
+from endstop.train.run_directory import RunDirectory, write_object
 from endstop.train.run_results import read_run
 from endstop.train.settings import Stage, StageSettings
 
@@ -235,7 +235,6 @@ def _train_rl(
 
 def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str], None]) -> None:
     """Ask every model that has learned to answer; a smaller sample where it is not the one to be used."""
-    from endstop.models.directory import write_json
     from endstop.train.evaluation.chat import evaluate_chat
     from endstop.train.evaluation.task_names import tasks_named
 
@@ -255,9 +254,7 @@ def _evaluate(pipeline: Pipeline, run: RunDirectory, tell: Callable[[float, str]
             tell((number + within) / len(stages), f"{stage} model, {task}")
 
         found = evaluate_chat(run.stage(stage).model, questions, progress=progress).as_dict()
-        part = path.with_name(f".{path.name}.part")
-        write_json(part, {"model": str(run.stage(stage).model), **found})
-        part.replace(path)
+        write_object(path, {"model": str(run.stage(stage).model), **found})
 
 
 def _is_finished(run: RunDirectory, stage: str) -> bool:
