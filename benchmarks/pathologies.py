@@ -1,11 +1,11 @@
 """What the classic training faults do to a model: a table of loss, answers and endings beside a healthy run.
 
-    python benchmarks/pathologies.py --out DIR [--seconds 90] [--seeds 3] [--jobs 2] [--smoke]
+    python benchmarks/pathologies.py --out DIR [--seconds 90 | --steps 600] [--seeds 3] [--jobs 2] [--smoke]
 
 Trains the tiny preset's shape on synthetic tasks, healthy and with each fault, in two columns: "from base on"
 (the fault is in all stages) and "only in SFT" (base and mid are healthy). --seconds is the time of one whole
-run on one thread; it is turned into steps once, so that all runs take the same. Every run writes
-DIR/results/NAME.json when it has ended, and is not run again where that is there: restart it as you like.
+run on one thread; it is turned into steps once, so that all runs take the same; --steps gives them. Every run
+writes DIR/results/NAME.json when it has ended, and is not run again where that is there: restart as you like.
 The table goes to stdout, the numbers to DIR/pathologies.json, the figure to DIR/pathologies.png.
 """
 
@@ -43,6 +43,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--seconds", type=float, default=90.0, help="of a whole run on one thread")
+    parser.add_argument("--steps", type=int, help="of a whole run, in place of --seconds")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--cut", type=int, default=20, help="tokens that truncated and false-stop keep")
@@ -89,6 +90,9 @@ def prepare(given: argparse.Namespace) -> None:
         texts = (corpus[index] for index in range(len(corpus)))
         save_tokenizer(train_tokenizer(texts, VOCABULARY), tokenizer)
     known = given.out / "steps.json"
+    if given.steps is not None:
+        known.write_text(json.dumps({"seconds": None, "steps": given.steps}))
+        return
     if known.exists() and json.loads(known.read_text())["seconds"] == given.seconds:
         return
     from endstop.train.stages import run_base

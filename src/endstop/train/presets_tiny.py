@@ -28,7 +28,7 @@ WEIGHTS: Mapping[str, float] = {
     "bee": 1.5,
     "turns": 2.0,
     "echo": 1.0,
-    "absent": 0.7,
+    "absent": 1.0,
     "repeat": 1.0,
     "list": 1.0,
     "calc": 1.2,
