@@ -69,6 +69,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(target)
+    except OSError as error:
+        # Where only a write has failed, the system does not say what was written.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -91,6 +91,11 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def trained_here(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether the content of a tokenizer.json splits and merges as those do that `train_tokenizer` makes."""
+    return _ranks(tokenizer) is not None
+
+
 def _by_tokenizers(content: Mapping[str, Any]) -> Encode:
     import tokenizers
 

@@ -43,8 +43,13 @@ def check_labels(
     )
     for problem in found.problems() if rows else ():
         logger.warning("labels of the first %d rows: %s", len(rows), problem)
+    seen = min(AUDITED, len(conversations))
+    if rows and all(row.cut for row in rows) and transform is None:
+        raise EndstopError(
+            f"each of the first {seen} conversations is longer than a row of {settings.row_length} tokens: "
+            "no answer would have its end. Give longer rows (row_length)."
+        )
     if not found.supervised_tokens:
-        seen = min(AUDITED, len(conversations))
         because = f"; {len(refusals)} are refused, the first because {refusals[0]}" if refusals else "."
         raise EndstopError(
             f"none of the first {seen} conversations has a supervised token to train on{because}"

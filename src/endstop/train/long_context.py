@@ -6,7 +6,6 @@ true ends out there, before and after training on longer rows, is measured on co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from endstop.models.decoder import Decoder
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row
 from endstop.train.data.mixture import Finite
+from endstop.train.run_directory import write_object
 
 Scaling = Literal["none", "linear", "dynamic", "yarn"]
 SCALINGS: tuple[Scaling, ...] = ("none", "linear", "dynamic", "yarn")
@@ -229,10 +229,5 @@ def compare_scalings(
 def write_results(stage: Path, found: Mapping[str, Any]) -> Path:
     """Put the figures beside a stage's other files, for the report. EndstopError where that fails."""
     path = stage / RESULTS_FILE
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise EndstopError(f"{path} cannot be written: {error.strerror or error}.") from error
+    write_object(path, dict(found))
     return path

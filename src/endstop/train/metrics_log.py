@@ -57,8 +57,13 @@ def cut_metrics(path: Path, step: int) -> None:
         return
     kept = [line for line in read_metrics(path) if line["step"] <= step]
     partial = path.with_name(f"{path.name}.part")
-    partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), "utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise EndstopError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def _finite(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,8 @@ def write_object(path: Path, value: dict[str, Any]) -> None:
         write_json(partial, value)
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise EndstopError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 

@@ -13,10 +13,13 @@ from endstop.models.decoder import Decoder
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.tokenbytes import TokenBytes
 from endstop.protocol.tokenizer import Tokenizer
+from endstop.train.document_encoding import encode_documents, trained_here
 from endstop.train.evaluation.scoring import BATCH_TOKENS, Progress, Span, score_spans
 
 # Rows that wait to be scored together.
 _ROWS_AT_ONCE = 256
+# Of more characters a tokenizer takes more memory than need be; see `document_encoding`.
+_LONG_DOCUMENT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,12 @@ class TextFormat:
         """A document's ids with its borders."""
         before = [] if self.bos_id is None else [self.bos_id]
         behind = [] if self.end_id is None else [self.end_id]
-        return [*before, *self.tokenizer.encode_text(document), *behind]
+        return [*before, *self._text_ids(document), *behind]
+
+    def _text_ids(self, document: str) -> list[int]:
+        if len(document) > _LONG_DOCUMENT and trained_here(self.tokenizer.json):
+            return encode_documents(self.tokenizer.json)([document])[0]
+        return self.tokenizer.encode_text(document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +101,23 @@ def score_texts(
     A document longer than `row_length` tokens (by default the model's window) is cut into several rows, of
     which each but the first begins with the last token of the one before: every token but the first is a
     target once, with what its row holds before it as context. Documents are taken until `max_tokens` targets
-    are reached. `progress` is told the targets so far and `max_tokens` (0 where it is None).
+    are reached, and of one that goes far beyond that, its first rows. `progress` is told the targets so far
+    and `max_tokens` (0 where it is None).
     """
     length = row_length or model.config.max_position_embeddings
     lengths = torch.tensor(text_format.token_bytes, dtype=torch.long)
     total = _Sums()
     waiting: list[Span] = []
-    for ids in _encoded(text_format, documents, max_tokens):
+    for ids in _encoded(text_format, documents, max_tokens, length):
         total.documents += 1
         for begin in range(0, len(ids) - 1, length):
             row = ids[begin : begin + length + 1]
             waiting.append(Span(row, 1, len(row)))
-        if len(waiting) >= _ROWS_AT_ONCE:
-            total.add(model, text_format, waiting, lengths, batch_tokens)
-            waiting = []
-            if progress is not None:
-                progress(total.targets, max_tokens or 0)
+            if len(waiting) >= _ROWS_AT_ONCE:
+                total.add(model, text_format, waiting, lengths, batch_tokens)
+                waiting = []
+                if progress is not None:
+                    progress(total.targets, max_tokens or 0)
     if waiting:
         total.add(model, text_format, waiting, lengths, batch_tokens)
     if progress is not None:
@@ -117,13 +126,15 @@ def score_texts(
 
 
 def _encoded(
-    text_format: TextFormat, documents: Iterable[str], max_tokens: int | None
+    text_format: TextFormat, documents: Iterable[str], max_tokens: int | None, row_length: int
 ) -> Iterator[Sequence[int]]:
     left = math.inf if max_tokens is None else max_tokens
     for document in documents:
         if left <= 0:
             return
         ids = text_format.encode(document)
+        if max_tokens is not None:
+            ids = ids[: int(left) + row_length + 1]
         if len(ids) > 1:
             left -= len(ids) - 1
             yield ids
