@@ -163,8 +163,7 @@ def _large(name: str, depth: int, tokens: int, shards: int, micro_rows: int, wha
 
 def _tiny() -> Preset:
     stages = {
-        # The matrices are so small that casting them to bfloat16 would cost more than it saves.
-        name: replace(settings, evaluate_every=400, save_every=400, dtype="float32")
+        name: replace(settings, evaluate_every=400, save_every=400)
         for name, settings in presets_tiny.stages(PREDECESSOR).items()
     }
     return Preset(
