@@ -26,7 +26,7 @@ WEIGHTS: Mapping[str, float] = {
     "bee": 1.5,
     "turns": 2.0,
     "echo": 1.0,
-    "absent": 1.0,
+    "absent": 1.5,
     "repeat": 1.0,
     "list": 1.0,
     "calc": 1.2,
@@ -42,7 +42,7 @@ MODEL = ModelSettings(depth=4, hidden_size=128, head_dim=32, context=256)
 # Rates of embedding and output matrix are multiplied by (128 / 768)^-0.5 = 2.45.
 OPTIMIZER = OptimizerSettings(matrix_lr=0.02, embedding_lr=0.004, head_lr=0.004)
 
-BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 2_000_000, 3_000_000, 5_000_000
+BASE_TOKENS, MID_TOKENS, SFT_TOKENS = 2_000_000, 5_000_000, 8_000_000
 
 
 def data(examples: int, *, base: bool = False) -> tuple[str, ...]:
