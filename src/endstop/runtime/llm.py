@@ -155,30 +155,53 @@ def load_engine(
         ) from error
     from endstop.models.gguf import ensure_directory
     from endstop.protocol.resolve import resolve_model
+
+    resolved = resolve_model(model, revision=revision, offline=offline)
+    directory = ensure_directory(resolved)
+    token_model = load_token_model(
+        directory,
+        dtype=dtype,
+        device=device,
+        backend=backend,
+        max_rows=max_rows,
+        memory_budget=memory_budget,
+    )
+    return engine_over(
+        token_model,
+        directory,
+        chat_template=chat_template,
+        make_tool=make_tool,
+        max_rows=max_rows,
+        max_batch_tokens=max_batch_tokens,
+    )
+
+
+def engine_over(
+    model: TokenModel,
+    directory: str | Path,
+    *,
+    chat_template: str | None = None,
+    make_tool: MakeTool = "auto",
+    max_rows: int = 32,
+    max_batch_tokens: int = 2048,
+) -> Engine:
+    """An engine over weights that are there already: stop set, chat format and tool as a directory's files
+    have them. Arguments as for LLM; the weights may be in training, and be brought up to date later."""
     from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenbytes import TokenBytes
     from endstop.protocol.tokenizer import Tokenizer
 
-    resolved = resolve_model(model, revision=revision, offline=offline)
-    directory = ensure_directory(resolved)
     tokenizer = Tokenizer.from_pretrained(directory)
     stops = StopSet.from_pretrained(directory, chat_template=chat_template)
     for conflict in stops.conflicts:
-        logger.info("stop set of %s: %s", model, conflict.message)
+        logger.info("stop set of %s: %s", directory, conflict.message)
     try:
         chat_format: ChatFormat | None = ChatFormat(tokenizer, chat_template, stops)
     except MissingTemplate:  # a base model: it generates, and `chat` says what is missing
         chat_format = None
     pieces = TokenBytes.from_pretrained(directory)
     return Engine(
-        load_token_model(
-            directory,
-            dtype=dtype,
-            device=device,
-            backend=backend,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        ),
+        model,
         stops,
         pieces,
         encode=tokenizer.encode,

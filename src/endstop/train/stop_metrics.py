@@ -284,14 +284,8 @@ def sampling_engine(
 
     It has the calculator where the vocabulary has its tags.
     """
-    from endstop.protocol.stopset import StopSet
-    from endstop.protocol.tokenbytes import TokenBytes
-    from endstop.protocol.tokenizer import Tokenizer
-    from endstop.runtime.engine import Engine
-    from endstop.runtime.llm import calculator_of
+    from endstop.runtime.llm import engine_over
     from endstop.runtime.native import NativeModel
 
     model = NativeModel(config, weights, dtype="float32", device=device, max_rows=64)
-    pieces = TokenBytes.from_pretrained(tokenizer)
-    tool = calculator_of(Tokenizer.from_pretrained(tokenizer), pieces)
-    return Engine(model, StopSet.from_pretrained(tokenizer), pieces, make_tool=tool)
+    return engine_over(model, tokenizer)

@@ -250,28 +250,11 @@ def engine_of(model: Decoder, tokenizer_directory: str | Path, *, max_rows: int 
     `tokenizer_directory` holds the tokenizer's files. `engine.load_weights(model.state_dict())` brings it up
     to date later. Weights and cache are float32.
     """
-    from endstop.protocol.stopset import StopSet
-    from endstop.protocol.tokenbytes import TokenBytes
-    from endstop.protocol.tokenizer import Tokenizer
-    from endstop.runtime.chat import ChatFormat
-    from endstop.runtime.engine import Engine
-    from endstop.runtime.llm import calculator_of
+    from endstop.runtime.llm import engine_over
     from endstop.runtime.native import NativeModel
 
-    tokenizer = Tokenizer.from_pretrained(tokenizer_directory)
-    stops = StopSet.from_pretrained(tokenizer_directory)
-    pieces = TokenBytes.from_pretrained(tokenizer_directory)
     device = str(next(model.parameters()).device)
     native = NativeModel(
         model.config, model.state_dict(), dtype="float32", device=device, max_rows=2 * max_rows
     )
-    return Engine(
-        native,
-        stops,
-        pieces,
-        encode=tokenizer.encode,
-        encode_text=tokenizer.encode_text,
-        chat_format=ChatFormat(tokenizer, None, stops),
-        make_tool=calculator_of(tokenizer, pieces),
-        max_rows=max_rows,
-    )
+    return engine_over(native, tokenizer_directory, max_rows=max_rows)
