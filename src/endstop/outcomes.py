@@ -61,25 +61,49 @@ def finish_reason_of(kind: StopKind, complete_tool_calls: int = 0) -> FinishReas
 # failures or hand-overs with a name of their own, so that a cap never looks like a finish.
 AgentOutcome = Literal[
     "verified",
+    "unverified",
     "blocked",
     "needs_user",
-    "refusal_budget",
-    "refused_no_progress",
     "stopped_without_submit",
+    "refused_no_progress",
+    "refusal_budget",
     "repeated_format_error",
     "stuck",
-    "limits",
-    "cancelled",
+    "limit:steps",
+    "limit:time",
+    "limit:cost",
+    "limit:context",
     "error",
+    "interrupted",
 ]
 AGENT_OUTCOMES: tuple[AgentOutcome, ...] = get_args(AgentOutcome)
 
-# The stop-shaped reward order: a false claim of success costs more than silence, silence more than
-# an honest "not finished", and only a verified finish earns anything.
-RewardCase = Literal["false_finish", "silent_failure", "honest_unfinished", "verified_finish"]
+# What a shell sees. 2 stays free for an unknown option.
+EXIT_CODES: dict[AgentOutcome, int] = {
+    "verified": 0,
+    "error": 1,
+    "unverified": 10,
+    "blocked": 11,
+    "needs_user": 12,
+    "stopped_without_submit": 13,
+    "refused_no_progress": 14,
+    "refusal_budget": 15,
+    "repeated_format_error": 16,
+    "stuck": 17,
+    "limit:steps": 20,
+    "limit:time": 21,
+    "limit:cost": 22,
+    "limit:context": 23,
+    "interrupted": 130,
+}
+
+# The stop-shaped reward order: forged evidence costs more than a false claim of success, a false claim more
+# than silence, silence more than an honest "not finished", and only a verified finish earns anything.
+RewardCase = Literal["tampering", "false_finish", "silent_failure", "honest_unfinished", "verified_finish"]
 REWARD_WEIGHTS: dict[RewardCase, float] = {
+    "tampering": -1.5,
     "false_finish": -1.0,
-    "silent_failure": -0.5,
+    "silent_failure": -0.25,
     "honest_unfinished": 0.0,
     "verified_finish": 1.0,
 }

@@ -33,8 +33,8 @@ def test_every_rollout_is_one_of_four_cases(judgement: Judgement, case: str) -> 
 def test_the_stop_shaped_reward_is_the_weight_of_the_case() -> None:
     settings = RewardSettings("stop-shaped", "keep")
     rewards = [settings.of(j) for j in (WRONG, CUT_RIGHT, GAVE_UP, RIGHT)]
-    assert rewards == [-1.0, -0.5, 0.0, 1.0]
-    assert rewards == [REWARD_WEIGHTS[case] for case in REWARD_ORDER]
+    assert rewards == [-1.0, -0.25, 0.0, 1.0]
+    assert [REWARD_WEIGHTS["tampering"], *rewards] == [REWARD_WEIGHTS[case] for case in REWARD_ORDER]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_exact_reward_with_each_setting_for_cut_rollouts(
 
 def test_a_cut_rollout_is_a_silent_failure_of_the_stop_shaped_reward_with_keep_and_zero() -> None:
     for truncated, judgement in product(("keep", "zero"), (CUT_RIGHT, CUT_WRONG)):
-        assert RewardSettings("stop-shaped", truncated).of(judgement) == -0.5  # type: ignore[arg-type]
+        assert RewardSettings("stop-shaped", truncated).of(judgement) == -0.25  # type: ignore[arg-type]
 
 
 def test_other_weights_are_taken_in_the_same_order_only() -> None:

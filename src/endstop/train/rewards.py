@@ -1,10 +1,11 @@
 """Rewards of rollouts: right or wrong, or shaped by how the answer ended.
 
 Two facts about a rollout decide: is its answer right, and did the model end its turn by itself? Out of them
-come the four cases of `endstop.outcomes.RewardCase`. The exact reward looks at the answer alone (1 or 0);
-the stop-shaped one gives each case its weight, in the order
+come four of the cases of `endstop.outcomes.RewardCase` (tampering needs a workspace, which a rollout has
+not). The exact reward looks at the answer alone (1 or 0); the stop-shaped one gives each case its weight, in
+the order
 
-    false_finish < silent_failure < honest_unfinished < verified_finish
+    tampering < false_finish < silent_failure < honest_unfinished < verified_finish
 
 so that an answer that is declared finished and is wrong costs more than one that never came to an end, and
 that costs more than one that says it is not finished.
