@@ -59,13 +59,13 @@ def test_a_cut_rollout_is_a_silent_failure_of_the_stop_shaped_reward_with_keep_a
 
 
 def test_other_weights_are_taken_in_the_same_order_only() -> None:
-    weights = dict(zip(REWARD_ORDER, (-4.0, -1.0, 0.5, 2.0), strict=True))
+    weights = dict(zip(REWARD_ORDER, (-5.0, -4.0, -1.0, 0.5, 2.0), strict=True))
     assert RewardSettings("stop-shaped", weights=weights).of(WRONG) == -4.0  # type: ignore[arg-type]
     for bad in (
-        (-1.0, -1.0, 0.0, 1.0),
-        (-0.5, -1.0, 0.0, 1.0),
-        (-1.0, -0.5, 1.0, 0.0),
-        (0.0, 1.0, 2.0, float("nan")),
+        (-1.0, -1.0, -0.5, 0.0, 1.0),
+        (-2.0, -0.5, -1.0, 0.0, 1.0),
+        (-2.0, -1.0, -0.5, 1.0, 0.0),
+        (-1.0, 0.0, 1.0, 2.0, float("nan")),
     ):
         with pytest.raises(ValueError, match="must rise"):
             RewardSettings(weights=dict(zip(REWARD_ORDER, bad, strict=True)))  # type: ignore[arg-type]
