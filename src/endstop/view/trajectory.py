@@ -108,7 +108,7 @@ class TrajectoryView:
             ("outcome", self.outcome),
             ("model", str((data.get("model") or {}).get("name") or "")),
             ("workspace", str(data.get("workspace") or "")),
-            ("verify", str(((data.get("task") or {}).get("verify") or {}).get("command") or "")),
+            ("verify", str(outcome.get("verify") or _verify_command(data))),
             ("sandbox", _sandbox(data.get("sandbox"))),
             ("steps", str(len(turns))),
             ("refusals", _count(gate.get("refusals"))),
@@ -259,8 +259,12 @@ def _sandbox(sandbox: Any) -> str:
     """The mode, and why it is a weaker one."""
     if not isinstance(sandbox, Mapping):
         return str(sandbox or "")
-    described: Sequence[str] = [str(sandbox[name]) for name in ("mode", "reason") if sandbox.get(name)]
+    described: Sequence[str] = [str(sandbox[name]) for name in ("mode", "description") if sandbox.get(name)]
     return ": ".join(described)
+
+
+def _verify_command(data: Mapping[str, Any]) -> str:
+    return str(((data.get("task") or {}).get("verify") or {}).get("command") or "")
 
 
 def _count(value: Any) -> str:

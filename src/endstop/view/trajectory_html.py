@@ -155,7 +155,7 @@ def _end(view: TrajectoryView) -> str:
     parts = [_pre(str(outcome.get("message") or ""), "said")]
     parts += [f'<p class="problem">{safe(str(warning))}</p>' for warning in outcome.get("warnings") or ()]
     parts.append(_diff("The changes", str(outcome.get("diff") or "")))
-    parts.append(_diff("The best verified tree", str(outcome.get("best_verified_diff") or "")))
+    parts.append(_diff("The best verified tree", str(outcome.get("best_diff") or "")))
     return f'<section><h2>The end: {safe(view.outcome)}</h2>{"".join(parts)}</section>\n'
 
 
