@@ -88,7 +88,8 @@ def test_a_refusal_tells_the_model_all_that_it_needs(tmp_path: Path) -> None:
     told = refusal(bench.gate.submit("done", {"add": "test_add", "docs": "README.md"})).message
     assert told.startswith("Not accepted (1 of 5): VERIFY_FAILED. A test failed.\n")
     for part in (
-        "Command: pytest -q\nExit 1.\nOutput (tail):\nE   assert -1 == 5\n1 failed, 1 passed\n(end of output)",
+        "Command: pytest -q\nExit 1.\nOutput (tail):\nE   assert -1 == 5\n",
+        "1 failed, 1 passed\n(end of output)\n",
         "What would pass: all tests pass\n",
         "Open items: add (add() adds): unproven by test_add: the test tests/test_calc.py::test_add failed; "
         "docs (there is a README): unproven by README.md: there is no path README.md\n",
