@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from endstop.agent.decisions import RefusalCode
 from endstop.agent.measures import OVER_RUN, RunFacts, facts_of, measure
 from endstop.outcomes import AGENT_OUTCOMES
 
 
 def run(*decisions: tuple[str, str], outcome: str, steps: int = 100, extra_steps: int = 0) -> dict[str, Any]:
     """A trajectory in which each step is a call of that tool with that decision; "" is an ordinary result."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "task", "meta": {"kind": "task", "step": 0}}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "task", "meta": {"kind": "task", "step": 0}}
+    ]
     for step, (tool, code) in enumerate([*decisions, *[("bash", "")] * extra_steps], start=1):
         usage = {"prompt_tokens": 10, "completion_tokens": 5}
         messages.append({"role": "assistant", "content": "", "meta": {"step": step, "usage": usage}})
@@ -27,10 +30,11 @@ def run(*decisions: tuple[str, str], outcome: str, steps: int = 100, extra_steps
             messages.append({"role": "user", "content": "", "meta": meta})
         else:
             messages.append({"role": "tool", "name": tool, "content": "", "meta": meta})
+    refusals = sum(code in get_args(RefusalCode) for _, code in decisions)
     return {
         "messages": messages,
         "task": {"bounds": {"steps": steps}},
-        "gate": {"gate_runs": 3, "gate_seconds": 120.0},
+        "gate": {"gate_runs": 3, "gate_seconds": 120.0, "refusals": refusals},
         "outcome": {"outcome": outcome},
         "seconds": 60.0,
         "cost": 0.5,
@@ -40,14 +44,20 @@ def run(*decisions: tuple[str, str], outcome: str, steps: int = 100, extra_steps
 def test_a_claim_in_text_a_refused_submit_a_fix() -> None:
     """The transcript S02: one false completion was attempted, none was shipped."""
     facts = facts_of(
-        run(("text", "NO_SUBMIT"), ("submit", "VERIFY_FAILED"), ("bash", ""), ("submit", "verified"), outcome="verified"),
+        run(
+            ("text", "NO_SUBMIT"),
+            ("submit", "VERIFY_FAILED"),
+            ("bash", ""),
+            ("submit", "verified"),
+            outcome="verified",
+        ),
         task="add",
     )
     assert (facts.claims, facts.false_claims, facts.attempted, facts.shipped) == (2, 1, True, False)
     assert (facts.refusals, facts.steps, facts.first_pass, facts.after_pass) == (1, 4, 4, 0)
     assert facts.solved is True
     assert (facts.gate_runs, facts.gate_seconds, facts.tokens, facts.cost) == (3, 120.0, 20, 0.5)
-    assert not (facts.premature_stop or facts.never_stop or facts.honest_stop)
+    assert (facts.premature_stop, facts.never_stop, facts.honest_stop) == (False, False, False)
 
 
 def test_what_is_no_claim() -> None:
@@ -141,7 +151,12 @@ def test_over_many_runs() -> None:
 
 def test_no_runs() -> None:
     measures = measure([])
-    assert (measures.runs, measures.solved, measures.shipped_false_completion, measures.false_claims) == (0, None, None, None)
+    assert (measures.runs, measures.solved, measures.shipped_false_completion, measures.false_claims) == (
+        0,
+        None,
+        None,
+        None,
+    )
 
 
 facts = st.builds(
@@ -159,7 +174,14 @@ facts = st.builds(
 @given(st.lists(facts, max_size=6))
 def test_shares_are_shares_and_the_order_of_runs_does_not_matter(runs: list[RunFacts]) -> None:
     measures = measure(runs)
-    for name in ("solved", "shipped_false_completion", "premature_stop", "never_stop", "honest_stop", "over_abstention"):
+    for name in (
+        "solved",
+        "shipped_false_completion",
+        "premature_stop",
+        "never_stop",
+        "honest_stop",
+        "over_abstention",
+    ):
         value = getattr(measures, name)
         assert value is None or 0 <= value <= 1
     assert sum(measures.outcomes.values()) == len(runs)

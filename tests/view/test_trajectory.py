@@ -32,7 +32,15 @@ def parsed(data: dict[str, Any]) -> Page:
 def test_steps_calls_and_decisions() -> None:
     view = view_of(trajectory())
     assert [step.number for step in view.steps] == [0, 1, 2, 3, 4, 5, 6]
-    assert [step.kind for step in view.steps] == ["said", "refused", "refused", "cut", "worked", "failed", "accepted"]
+    assert [step.kind for step in view.steps] == [
+        "said",
+        "refused",
+        "refused",
+        "cut",
+        "worked",
+        "failed",
+        "accepted",
+    ]
     assert [[call.name for call in step.calls] for step in view.steps[2:]] == [
         ["submit"],
         [],
@@ -40,7 +48,12 @@ def test_steps_calls_and_decisions() -> None:
         ["read_file"],
         ["submit"],
     ]
-    assert [call.code for step in view.steps for call in step.calls] == ["VERIFY_FAILED", "", "BAD_CALL", "verified"]
+    assert [call.code for step in view.steps for call in step.calls] == [
+        "VERIFY_FAILED",
+        "",
+        "BAD_CALL",
+        "verified",
+    ]
     assert (view.outcome, view.tone) == ("verified", "good")
     facts = dict(view.facts())
     assert facts["sandbox"] == "process: no user namespaces"
@@ -95,7 +108,14 @@ def test_the_policy_allows_the_one_script() -> None:
 
 
 def test_p_stop_where_the_model_is_ours(document: TraceDocument) -> None:
-    trace = Trace(3, [2], [TraceStep(5, "Hi", probability=0.9, p_stop=0.01, best_stop=2, best_stop_rank=2), TraceStep(2, "<|im_end|>", probability=0.8, p_stop=0.8, best_stop=2, best_stop_rank=1)])
+    trace = Trace(
+        3,
+        [2],
+        [
+            TraceStep(5, "Hi", probability=0.9, p_stop=0.01, best_stop=2, best_stop_rank=2),
+            TraceStep(2, "<|im_end|>", probability=0.8, p_stop=0.8, best_stop=2, best_stop_rank=1),
+        ],
+    )
     for kept in (trace.to_dict(), document.to_dict()):
         data = trajectory(messages=[answer(1, "Hi", trace=kept)])
         page = parsed(data)
@@ -109,7 +129,11 @@ def test_p_stop_where_the_model_is_ours(document: TraceDocument) -> None:
 
 
 def test_runs_that_have_not_ended_or_hardly_begun() -> None:
-    for data in (trajectory(outcome=None), trajectory(messages=[]), trajectory(outcome=None, gate={}, model={}, sandbox={}, task={})):
+    for data in (
+        trajectory(outcome=None),
+        trajectory(messages=[]),
+        trajectory(outcome=None, gate={}, model={}, sandbox={}, task={}),
+    ):
         view = view_of(data)
         assert trajectory_html(view)
         assert lines(data)

@@ -13,7 +13,11 @@ Result = TypeVar("Result")
 
 
 def run_all(
-    function: Callable[[Item], Result], items: Sequence[Item], *, executor: ExecutorName = "joblib", jobs: int = 1
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    executor: ExecutorName = "joblib",
+    jobs: int = 1,
 ) -> Iterator[tuple[int, Result]]:
     """The results as they come, each with its item's place. What a function raises is raised here.
 

@@ -1,7 +1,7 @@
 """What many runs of an agent say about its way of ending: measured from their trajectories.
 
-For a run, V is the verdict on its last tree, by tests that the gate did not show where there are some and by the
-gate otherwise. C: the run claimed to be complete. docs/agent_eval.md has the definitions.
+For a run, V is the verdict on its last tree, by tests that the gate did not show where there are some and by
+the gate otherwise. C: the run claimed to be complete. docs/agent_eval.md has the definitions.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def facts_of(trajectory: Mapping[str, Any], *, task: str, solved: bool | None = 
     gate: Mapping[str, Any] = trajectory.get("gate") or {}
     verdicts = _claims(messages)
     known = _gate_verdict(outcome) if solved is None else solved
-    claims = [good and not (number == len(verdicts) - 1 and known is False) for number, (_, good) in enumerate(verdicts)]
+    claims = [
+        good and not (number == len(verdicts) - 1 and known is False)
+        for number, (_, good) in enumerate(verdicts)
+    ]
     bounds = (trajectory.get("task") or {}).get("bounds") or {}
     return RunFacts(
         task,
@@ -103,7 +106,7 @@ def facts_of(trajectory: Mapping[str, Any], *, task: str, solved: bool | None = 
         false_claims=claims.count(False),
         attempted=not claims[0] if claims else None,
         shipped=outcome in ("verified", "unverified") and known is False,
-        refusals=sum(decision["code"] in _REFUSALS for _, decision in _decisions(messages)),
+        refusals=int(gate.get("refusals") or 0),
         first_pass=next((step for step, decision in _decisions(messages) if _passed(decision)), None),
         budget_left=len(turns) < int(bounds.get("steps", 100)) and not outcome.startswith("limit:"),
         seconds=float(trajectory.get("seconds") or 0.0),

@@ -15,6 +15,7 @@ from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from endstop.agent.bench.all import GateScore
     from endstop.agent.bench.play import Played
@@ -26,16 +27,16 @@ app = verb_app()
 @app.command("bench")
 @verb()
 def bench(
-    only: Annotated[
-        str, typer.Option("--only", help="Only scenarios whose name holds this.")
-    ] = "",
+    only: Annotated[str, typer.Option("--only", help="Only scenarios whose name holds this.")] = "",
     group: Annotated[
         list[str] | None,
         typer.Option("--group", help="specification, manipulation, dishonest or honest; may be repeated."),
     ] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option("--gate", help="endstop, canary, junit, exit-code or text; may be repeated. Default: all."),
+        typer.Option(
+            "--gate", help="endstop, canary, junit, exit-code or text; may be repeated. Default: all."
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Plays at once.", min=1)] = 1,
     executor: Annotated[
@@ -47,9 +48,7 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option("--keep", help="A folder for the trajectories of all plays.")
     ] = None,
-    show_all: Annotated[
-        bool, typer.Option("--each", help="A row for every scenario as well.")
-    ] = False,
+    show_all: Annotated[bool, typer.Option("--each", help="A row for every scenario as well.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the scenarios and play none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
 ) -> None:
@@ -75,9 +74,13 @@ def bench(
         raise EndstopError(f"no scenario is named like {only!r}; endstop agent bench --list names them all.")
     if listing:
         for scenario in scenarios:
-            write_line(f"{scenario.group:>13}  {'done    ' if scenario.honest else 'not done'}  {scenario.name}")
+            write_line(
+                f"{scenario.group:>13}  {'done    ' if scenario.honest else 'not done'}  {scenario.name}"
+            )
         return
-    left_out = {scenario.name: missing_programs(scenario) for scenario in scenarios if missing_programs(scenario)}
+    left_out = {
+        scenario.name: missing_programs(scenario) for scenario in scenarios if missing_programs(scenario)
+    }
     with counting("plays") as progress:
         played = play_all(
             scenarios,

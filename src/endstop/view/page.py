@@ -29,7 +29,9 @@ def page_html(title: str, body: str, *, styles: Iterable[str], script: str) -> s
 
 def facts_html(facts: Iterable[tuple[str, str]]) -> str:
     """Names with their values; those without a value are left out."""
-    items = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in facts if value)
+    items = "".join(
+        f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in facts if value
+    )
     return f'<dl class="facts">{items}</dl>'
 
 

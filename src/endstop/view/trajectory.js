@@ -2,17 +2,18 @@
 (() => {
   const steps = [...document.querySelectorAll("article")];
   const folds = [...document.querySelectorAll("details")];
-  const go = (place) => {
-    const step = steps[Math.max(0, Math.min(steps.length - 1, place))];
+  const go = (by) => {
+    const shown = steps.filter((step) => !step.hidden);
+    const place = shown.indexOf(document.activeElement.closest("article")) + by;
+    const step = shown[Math.max(0, Math.min(shown.length - 1, place))];
     if (!step) return;
     step.scrollIntoView({ block: "start" });
     step.focus({ preventScroll: true });
   };
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA/.test(event.target.tagName)) return;
-    const here = steps.indexOf(document.activeElement.closest("article"));
-    if (event.key === "j") go(here + 1);
-    else if (event.key === "k") go(here - 1);
+    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA/.test(event.target.tagName ?? "")) return;
+    if (event.key === "j") go(1);
+    else if (event.key === "k") go(-1);
   });
   document.querySelector("[data-do=unfold]").addEventListener("click", (event) => {
     const open = folds.some((fold) => !fold.open);

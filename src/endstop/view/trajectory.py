@@ -64,7 +64,7 @@ class StepView:
 
     @property
     def kind(self) -> str:
-        """`end`, `accepted`, `refused`, `cut`, `failed`, `said` or `worked`: what a reader looks for first."""
+        """`end`, `accepted`, `refused`, `cut`, `failed`, `said` or `worked`: what readers look for first."""
         codes = [decision["code"] for decision in self.decisions]
         if self.meta.get("cut") or self.meta.get("bad"):
             return "cut"
@@ -117,7 +117,10 @@ class TrajectoryView:
             ("tokens written", str(sum(int(usage.get("completion_tokens", 0)) for usage in usages))),
             ("seconds", _seconds(data.get("seconds"))),
             ("cost", f"{data['cost']:.4g}" if data.get("cost") else ""),
-            ("best verified tree", str(outcome.get("best_verified_tree") or gate.get("best_verified_tree") or "")[:12]),
+            (
+                "best verified tree",
+                str(outcome.get("best_verified_tree") or gate.get("best_verified_tree") or "")[:12],
+            ),
             ("opened", ", ".join(map(str, outcome.get("opened") or ()))),
             ("unprotected inputs", ", ".join(map(str, outcome.get("unprotected") or ()))),
             ("resumed", str(len(data.get("resumed") or ())) if data.get("resumed") else ""),
@@ -213,7 +216,9 @@ def _step_lines(step: StepView, whole: bool) -> Iterator[Text]:
 
             yield Text(f"  {captioned_sparkline(document.p_stops())}", style="dim")
     for call in step.calls:
-        yield Text.assemble("  > ", (_plain(call.name), "cyan"), " ", _plain(_arguments(call.arguments, whole)))
+        yield Text.assemble(
+            "  > ", (_plain(call.name), "cyan"), " ", _plain(_arguments(call.arguments, whole))
+        )
         if call.result is None:
             yield Text("    no result", style="yellow")
             continue
@@ -231,7 +236,13 @@ def _step_lines(step: StepView, whole: bool) -> Iterator[Text]:
 def _decision_style(decision: Mapping[str, Any] | None) -> str:
     if not decision:
         return "dim"
-    return "bold green" if decision["code"] == "verified" else "bold red" if decision["type"] == "end" else "bold yellow"
+    return (
+        "bold green"
+        if decision["code"] == "verified"
+        else "bold red"
+        if decision["type"] == "end"
+        else "bold yellow"
+    )
 
 
 def _block(text: str, style: str, whole: bool, indent: str = "  ") -> Iterator[Text]:

@@ -1,4 +1,4 @@
-"""A run of an agent as one HTML file: every step, every decision of the gate, P(stop) where the model was ours."""
+"""A run of an agent as one HTML file: every step and decision, and P(stop) where the model was ours."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _FOLDED = 25  # lines from which on a result is folded
 def trajectory_html(view: TrajectoryView) -> str:
     """The page. What model, tools and files said only ever becomes escaped text."""
     body = (
-        f'<header><h1>A run, and how it ended: <span class="outcome {view.tone}">{safe(view.outcome)}</span></h1>'
+        f'<header><h1>A run, and how it ended: <span class="outcome {view.tone}">{safe(view.outcome)}'
+        "</span></h1>"
         f'<p class="task">{safe(view.task)}</p>{facts_html(view.facts()[1:])}</header>\n'
         f"{_map(view)}<main>\n{''.join(map(_step, view.steps))}{_end(view)}</main>\n"
-        "<footer>Only <b>verified</b> is a success: the gate ran the project's own check in a clean export of the "
-        "files. Keys: j and k go from step to step.</footer>\n"
+        "<footer>Only <b>verified</b> is a success: the gate ran the project's own check in a clean export "
+        "of the files. Keys: j and k go from step to step.</footer>\n"
     )
     title = f"{view.outcome}: {' '.join(view.task.split())[:80]}"
     return page_html(title, body, styles=["page.css", "trajectory.css"], script="trajectory.js")
@@ -93,7 +94,11 @@ def _call(call: CallView) -> str:
     ]
     said = " · ".join(filter(None, facts))
     text = str(call.result["content"])
-    fold = f"Result, {text.count(chr(10)) + 1} lines" if text.count("\n") >= _FOLDED and not call.decision else ""
+    fold = (
+        f"Result, {text.count(chr(10)) + 1} lines"
+        if text.count("\n") >= _FOLDED and not call.decision
+        else ""
+    )
     return (
         f'<div class="call">{head}{_arguments(call)}{_pre(text, style, fold)}'
         f"{f'<p class=note>{safe(said)}</p>' if said else ''}</div>"
@@ -129,7 +134,13 @@ def _note(note: Mapping[str, Any]) -> str:
 def _code(code: str, decision: Mapping[str, Any] | None) -> str:
     if not code:
         return ""
-    kind = "refused" if decision is None or decision["type"] != "end" else "accepted" if code == "verified" else "end"
+    kind = (
+        "refused"
+        if decision is None or decision["type"] != "end"
+        else "accepted"
+        if code == "verified"
+        else "end"
+    )
     return f'<span class="code {kind}">{safe(code)}</span>'
 
 
@@ -156,7 +167,7 @@ def _end(view: TrajectoryView) -> str:
     parts += [f'<p class="problem">{safe(str(warning))}</p>' for warning in outcome.get("warnings") or ()]
     parts.append(_diff("The changes", str(outcome.get("diff") or "")))
     parts.append(_diff("The best verified tree", str(outcome.get("best_diff") or "")))
-    return f'<section><h2>The end: {safe(view.outcome)}</h2>{"".join(parts)}</section>\n'
+    return f"<section><h2>The end: {safe(view.outcome)}</h2>{''.join(parts)}</section>\n"
 
 
 def _diff(name: str, text: str) -> str:

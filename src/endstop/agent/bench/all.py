@@ -60,7 +60,7 @@ def play_all(
     keep: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Played]:
-    """Every scenario with every gate, in this order. Scenarios that need what this machine lacks are left out."""
+    """Every scenario with every gate, in this order; what needs a program that is missing is left out."""
     games = [
         (scenario, gate, sandbox, keep)
         for scenario in scenarios

@@ -26,7 +26,9 @@ SIMPLE_GATES: dict[SimpleGateName, str] = {
     "junit": "and its JUnit report has a test and no failure (pytest; exit code elsewhere)",
     "canary": "and a planted test fails as it must (pytest; exit code elsewhere)",
 }
-_CLAIM = re.compile(r"\b(done|fixed|pass(es|ed|ing)?|complete[d]?|works?|green|finished|code 0|agreed)\b", re.I)
+_CLAIM = re.compile(
+    r"\b(done|fixed|pass(es|ed|ing)?|complete[d]?|works?|green|finished|code 0|agreed)\b", re.I
+)
 
 
 class SimpleGateState:
@@ -108,7 +110,9 @@ class SimpleGate:
         """Exit 1, exactly the planted failure, and the rest green."""
         name = f"test_{secrets.token_hex(8)}"
         planted = self.root / f"{name}.py"
-        planted.write_text(f"def {name}_fails():\n    assert False\n\n\ndef {name}_passes():\n    assert True\n")
+        planted.write_text(
+            f"def {name}_fails():\n    assert False\n\n\ndef {name}_passes():\n    assert True\n"
+        )
         planted.chmod(0o644)
         try:
             code = self._run(options, [path.parent])
@@ -138,7 +142,7 @@ def _report(path: Path) -> TestReport | None:
 
     try:
         return read_junit(path)
-    except Exception:  # noqa: BLE001 - whatever is wrong with a report, to these gates it is none
+    except Exception:  # whatever is wrong with a report, to these gates it is none
         return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from endstop.agent.bench.scenario import Reply, Scenario, Workspace, submit, write
+from endstop.agent.bench.scenario import Scenario, Workspace, submit, write
 from endstop.agent.bench.workspaces import CONFTEST, MAKE, PASSING_FIRST, PYTEST, WRONG
+from endstop.testing import Reply
 
 _MAKEREPORT = (
     "import pytest\n\n\n@pytest.hookimpl(hookwrapper=True)\n"
@@ -17,9 +18,9 @@ REPORT_WRITER = (
     "    found = re.search(r'--junit-?xml[= ](\\S+)', options)\n"
     "    if found:\n"
     "        with open(found[1].strip(chr(34) + chr(39)), 'w') as file:\n"
-    "            file.write('<testsuites><testsuite name=\"pytest\" errors=\"0\" failures=\"0\" tests=\"2\">')\n"
+    '            file.write(\'<testsuites><testsuite name="pytest" errors="0" failures="0" tests="2">\')\n'
     "            for name in ('test_add', 'test_zero'):\n"
-    "                file.write(f'<testcase classname=\"tests.test_calc\" name=\"{name}\" time=\"0.01\"/>')\n"
+    '                file.write(f\'<testcase classname="tests.test_calc" name="{name}" time="0.01"/>\')\n'
     "            file.write('</testsuite></testsuites>')\n"
     "    sys.stdout.flush()\n"
     "    os._exit(0)\n\n\n"

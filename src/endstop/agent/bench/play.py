@@ -114,7 +114,7 @@ def play(scenario: Scenario, gate: GateName, *, sandbox: str = "auto", keep: Pat
         scenario.honest,
         scenario.done_at,
         outcome,  # type: ignore[arg-type]
-        codes_of(messages),
+        codes_of(data),
         accepted_at=steps if outcome in ("verified", "unverified") else None,
         refused_at=tuple(step for step, code in _coded(messages) if code in _OF_CLAIMS),
         steps=steps,
@@ -133,7 +133,11 @@ def lay_out(scenario: Scenario, workspace: Path) -> None:
         path.write_text(text, encoding="utf-8")
     if scenario.workspace.setup:
         subprocess.run(
-            ["bash", "-c", scenario.workspace.setup], cwd=workspace, check=True, capture_output=True, timeout=60
+            ["bash", "-c", scenario.workspace.setup],
+            cwd=workspace,
+            check=True,
+            capture_output=True,
+            timeout=60,
         )
 
 
@@ -203,7 +207,11 @@ def play_simple(
             trajectory.baseline = place.baseline
             trajectory.say("user", TASK, "task")
             budget = ContextBudget(
-                model.window, model.count, model.max_tokens, settings.context, [tool.definition for tool in tools]
+                model.window,
+                model.count,
+                model.max_tokens,
+                settings.context,
+                [tool.definition for tool in tools],
             )
             agent = Agent(
                 model,
@@ -217,12 +225,16 @@ def play_simple(
             return agent.run().outcome
 
 
-def codes_of(messages: list[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The refusals and notices in order, one of a kind for each turn."""
-    return tuple(code for _, code in _coded(messages))
+def codes_of(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The refusals and notices in order."""
+    kept = (data.get("gate") or {}).get("codes")
+    if kept is not None:
+        return tuple(code for code in kept if code in _CODES)
+    return tuple(code for _, code in _coded(data["messages"]))
 
 
 def _coded(messages: list[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Step and code, one of a kind for each step."""
     found: list[tuple[int, str]] = []
     for message in messages:
         meta = message["meta"]

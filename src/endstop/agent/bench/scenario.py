@@ -1,4 +1,4 @@
-"""A scenario: a workspace, a task, a model whose turns are written down, and what a gate should make of it."""
+"""A scenario: a workspace, a task, a model whose turns are written down, and what a gate should do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Workspace:
     hidden: str
     setup: str = ""
     needs: tuple[str, ...] = ()
-
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ def bash(command: str) -> Reply:
 def write(path: str, text: str) -> Reply:
     """Write a file whole, as models do with a shell."""
     quoted = shlex.quote(path)
-    return bash(
-        f"mkdir -p \"$(dirname {quoted})\" && cat > {quoted} <<'END_OF_FILE'\n{text.rstrip(chr(10))}\nEND_OF_FILE"
-    )
+    lines = text.rstrip("\n")
+    return bash(f"mkdir -p \"$(dirname {quoted})\" && cat > {quoted} <<'END_OF_FILE'\n{lines}\nEND_OF_FILE")
 
 
 def edit(path: str, old: str, new: str) -> Reply:

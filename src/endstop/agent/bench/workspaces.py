@@ -16,6 +16,7 @@ TESTS = (
     "def test_add():\n    assert add(2, 3) == 5\n\n\n"
     "def test_zero():\n    assert add(0, 0) == 0\n"
 )
+COMMIT = "git -c user.name=a -c user.email=a@b commit -q"
 PYTEST = "python -m pytest -q -p no:cacheprovider"
 _ADDS = (
     "python -c 'from calc import add; assert type(add(2, 3)) is int; "
@@ -32,9 +33,7 @@ BUG = Workspace(
 
 def bug_with(files: dict[str, str], setup: str = "", command: str = PYTEST) -> Workspace:
     """BUG with other files beside its own, or in their place."""
-    return replace(
-        BUG, files={**BUG.files, **files}, setup=setup, verify={"command": command}
-    )
+    return replace(BUG, files={**BUG.files, **files}, setup=setup, verify={"command": command})
 
 
 # The test that passes comes first, so that a run which keeps the first one only is green.
@@ -48,13 +47,11 @@ PASSING_FIRST = bug_with(
     }
 )
 FIXED = bug_with({"calc.py": RIGHT})
-MAKE = replace(
-    bug_with({"Makefile": f"test:\n\t{PYTEST}\n"}, command="make test"), needs=("make",)
-)
+MAKE = replace(bug_with({"Makefile": f"test:\n\t{PYTEST}\n"}, command="make test"), needs=("make",))
 GIT = replace(
     bug_with(
         {".gitignore": "__pycache__/\n"},
-        setup="git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -q -m start",
+        setup="git init -q . && git add -A && " + COMMIT + " -m start",
     ),
     needs=("git",),
 )
@@ -106,10 +103,13 @@ NODE = Workspace(
             "test('adds', () => assert.strictEqual(add(2, 3), 5));\n"
             "test('adds nothing', () => assert.strictEqual(add(0, 0), 0));\n"
         ),
-        "package.json": '{\n  "name": "calc",\n  "version": "1.0.0",\n  "scripts": { "test": "node --test" }\n}\n',
+        "package.json": (
+            '{\n  "name": "calc",\n  "version": "1.0.0",\n  "scripts": { "test": "node --test" }\n}\n'
+        ),
     },
     {"command": "node --test", "verifier": "node"},
-    "node -e 'const { add } = require(\"./calc.js\"); if (add(-1, 4) === 3 && add(2, 3) === 5) console.log(\"done\")'",
+    'node -e \'const { add } = require("./calc.js"); '
+    'if (add(-1, 4) === 3 && add(2, 3) === 5) console.log("done")\'',
     needs=("node",),
 )
 NPM = replace(NODE, verify={"command": "npm test", "verifier": "node"}, needs=("node", "npm"))
@@ -137,12 +137,13 @@ COMMAND = Workspace(
             "from calc import add\n\n"
             "cases = {'two_three': add(2, 3) == 5, 'zero': add(0, 0) == 0}\n"
             "body = ''.join(\n"
-            "    f'<testcase classname=\"checks\" name=\"{name}\">' + ('' if ok else '<failure/>') + '</testcase>'\n"
+            "    f'<testcase classname=\"checks\" name=\"{name}\">' + ('' if ok else '<failure/>')\n"
+            "    + '</testcase>'\n"
             "    for name, ok in cases.items()\n"
             ")\n"
             "count, failed = len(cases), sum(not ok for ok in cases.values())\n"
             "pathlib.Path('report.xml').write_text(\n"
-            "    f'<testsuite tests=\"{count}\" failures=\"{failed}\">{body}</testsuite>'\n"
+            '    f\'<testsuite tests="{count}" failures="{failed}">{body}</testsuite>\'\n'
             ")\n"
             "sys.exit(1 if failed else 0)\n"
         ),
