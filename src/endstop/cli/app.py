@@ -22,6 +22,7 @@ VERBS = {
     "eval": "endstop.cli.eval",
     "export": "endstop.cli.export",
     "push": "endstop.cli.push",
+    "agent": "endstop.cli.agent",
     "pull": "endstop.cli.pull",
     "cache": "endstop.cli.cache",
     "env": "endstop.cli.env",
@@ -44,9 +45,9 @@ class VerbGroup(TyperGroup):
         return command
 
 
-def group_of(verbs: Mapping[str, str], help_text: str) -> typer.Typer:
+def group_of(verbs: Mapping[str, str], help_text: str, base: type[VerbGroup] = VerbGroup) -> typer.Typer:
     """The Typer app of a verb with verbs of its own, each in a module that is imported when it is used."""
-    group = type("VerbsBelow", (VerbGroup,), {"modules": verbs})
+    group = type("VerbsBelow", (base,), {"modules": verbs})
     below = typer.Typer(
         cls=group,
         help=help_text,
