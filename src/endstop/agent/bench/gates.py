@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from endstop.agent.decisions import Decision, End, NoticeCode, Refusal, TestReport
+from endstop.agent.report import UnreadableReport, read_junit
 from endstop.outcomes import AgentOutcome
-from endstop.sandbox.command import run_command
+from endstop.sandbox.command import CommandResult, run_command
 from endstop.sandbox.settings import SandboxSettings
 
-SimpleGateName = Literal["text", "exit-code", "junit", "canary"]
+SimpleGateName = Literal["hidden", "canary", "junit", "exit-code", "text"]
 SIMPLE_GATES: dict[SimpleGateName, str] = {
-    "text": "the model says that it is done",
-    "exit-code": "the project's command exits with 0",
-    "junit": "and its JUnit report has a test and no failure (pytest; exit code elsewhere)",
-    "canary": "and a planted test fails as it must (pytest; exit code elsewhere)",
+    "canary": "the command reports no failure but a planted one (pytest; else the exit code)",
+    "junit": "it exits with 0 and reports a test and no failure (pytest; else the exit code)",
+    "exit-code": "it exits with 0",
+    "text": "the model says so",
+    "hidden": "a check that neither model nor gates know passes: the truth about a scenario",
 }
 _CLAIM = re.compile(
     r"\b(done|fixed|pass(es|ed|ing)?|complete[d]?|works?|green|finished|code 0|agreed)\b", re.I
@@ -42,7 +44,8 @@ class SimpleGate:
     """One of the simpler gates.
 
     Args:
-        root: of the workspace. command: the project's. last_text: what the model said in its last turn.
+        root: of the workspace. command: the project's, or the hidden check.
+        last_text: what the model said in its last turn.
     """
 
     def __init__(
@@ -91,19 +94,24 @@ class SimpleGate:
         return ""
 
     def _decide(self, said: str) -> Decision:
-        accepted = _CLAIM.search(said) is not None if self.name == "text" else self._check()
+        accepted = self._claims(said) if self.name == "text" else self._check()
         return End("verified", "Accepted.") if accepted else Refusal("VERIFY_FAILED", "Not accepted. Go on.")
 
+    def _claims(self, said: str) -> bool:
+        return _CLAIM.search(said) is not None
+
     def _check(self) -> bool:
+        if self.name == "hidden":
+            return "done" in self._run().output.split()
         if self.name == "exit-code" or not self.uses_pytest:
-            return self._run({}, []) == 0
+            return self._run().exit_code == 0
         # A directory that any user may write to: root's commands run as somebody else.
         with tempfile.TemporaryDirectory(prefix="endstop-report-", ignore_cleanup_errors=True) as place:
             Path(place).chmod(0o777)
             path = Path(place, "report.xml")
             options = {"PYTEST_ADDOPTS": f"--junitxml={path}"}
             if self.name == "junit":
-                return self._run(options, [Path(place)]) == 0 and _is_green(_report(path))
+                return self._run(options, [Path(place)]).exit_code == 0 and _is_green(_report(path))
             return self._canary(options, path)
 
     def _canary(self, options: Mapping[str, str], path: Path) -> bool:
@@ -115,7 +123,7 @@ class SimpleGate:
         )
         planted.chmod(0o644)
         try:
-            code = self._run(options, [path.parent])
+            code = self._run(options, [path.parent]).exit_code
         finally:
             with suppress(FileNotFoundError):
                 planted.unlink()
@@ -125,8 +133,10 @@ class SimpleGate:
         own = [test for test in report.passed | report.failed if name in test]
         return len(own) == 2 and len(report.failed) == 1 and f"{name}_fails" in next(iter(report.failed))
 
-    def _run(self, environment: Mapping[str, str], writable: Sequence[Path]) -> int | None:
-        result = run_command(
+    def _run(
+        self, environment: Mapping[str, str] | None = None, writable: Sequence[Path] = ()
+    ) -> CommandResult:
+        return run_command(
             self.command,
             self.root,
             self.sandbox,
@@ -134,15 +144,12 @@ class SimpleGate:
             writable=writable,
             seconds=self.seconds,
         )
-        return result.exit_code
 
 
 def _report(path: Path) -> TestReport | None:
-    from endstop.agent.report import read_junit
-
     try:
         return read_junit(path)
-    except Exception:  # whatever is wrong with a report, to these gates it is none
+    except UnreadableReport:
         return None
 
 

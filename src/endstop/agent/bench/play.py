@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from endstop.agent.models import AgentModel
     from endstop.agent.settings import AgentSettings
 
-GateName = Literal["endstop", "canary", "junit", "exit-code", "text"]
+GateName = Literal["endstop", "canary", "junit", "exit-code", "text", "hidden"]
 GATES: dict[GateName, str] = {"endstop": "the gate of `endstop agent`", **SIMPLE_GATES}
 _CODES = frozenset(get_args(RefusalCode)) | frozenset(get_args(NoticeCode))
 # A refusal of these kinds says: this work is not done.
@@ -196,7 +196,7 @@ def play_simple(
         gate = SimpleGate(
             name,
             place.root,
-            verify.command or "",
+            scenario.workspace.hidden if name == "hidden" else verify.command or "",
             place.sandbox,
             seconds=verify.timeout,
             last_text=lambda: str(trajectory.turns[-1]["content"]),
