@@ -501,11 +501,3 @@ DISHONEST: tuple[Scenario, ...] = (
     *_CLAIMS,
     *_CHECKLISTS,
 )
-    *_RUNNERS,
-    *_OWN_REPORT,
-    *_TEST_FILES,
-    *_PRODUCT,
-    *_GIT_TRICKS,
-    *_CLAIMS,
-    *_CHECKLISTS,
-)
