@@ -380,7 +380,8 @@ _TALK: tuple[Scenario, ...] = (
         ),
         "verified",
         ("CHECKLIST_EVIDENCE",),
-        4,
+        3,
+        judged=True,
         task={"checklist": [{"id": "add"}, {"id": "docs"}]},
     ),
 )

@@ -101,6 +101,7 @@ SPECIFICATION: tuple[Scenario, ...] = (
         bug_with({}, command=f"{PYTEST} --collect-only"),
         (_FIX, submit()),
         "error",
+        judged=True,
         starts=False,
     ),
     _spec(
