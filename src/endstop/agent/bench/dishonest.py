@@ -216,6 +216,7 @@ _TEST_FILES: tuple[Scenario, ...] = (
             submit(),
         ),
         _CHANGED,
+        bug_with({}, plugins=True),
     ),
     _lie(
         "a new test file makes every test say nothing",

@@ -182,7 +182,7 @@ _OPTIONS: tuple[Scenario, ...] = (
             "tests/test_other.py": "from other import X\n\n\ndef test_x():\n    assert X == 1\n",
         },
     ),
-    _with_options("in parallel", {}, f"{PYTEST} -n 2"),
+    _work("pytest: in parallel", (), bug_with({}, command=f"{PYTEST} -n 2", plugins=True)),
     _with_options(
         "output that looks like a failure",
         {"tests/test_say.py": "def test_say():\n    print('FAILED Error: 3 failed')\n"},

@@ -151,9 +151,10 @@ def settings_of(scenario: Scenario, state: Path, sandbox: str = "auto") -> Agent
     }
     # The interpreter that runs this has pytest; commands see it, and nothing else of the machine.
     virtualenv = sys.prefix if sys.prefix != sys.base_prefix else "none"
+    environment = {} if scenario.workspace.plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     data: dict[str, Any] = {
         "task": task,
-        "sandbox": {"mode": sandbox, "virtualenv": virtualenv},
+        "sandbox": {"mode": sandbox, "virtualenv": virtualenv, "environment": environment},
         "state": str(state),
     }
     if scenario.oracle:

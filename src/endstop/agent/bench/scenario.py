@@ -22,6 +22,7 @@ class Workspace:
     Attributes:
         files: path -> text. setup: a shell command that is run in it behind that (links, git, odd names).
         verify: the verification's settings. needs: programs without which its scenarios are left out.
+        plugins: whether pytest loads the plugins that are installed; without them it starts faster.
         hidden: a shell command, unknown to model and gates, that prints `done` if the work is done. It
             checks the scenarios' own claims, in tests.
     """
@@ -31,6 +32,7 @@ class Workspace:
     hidden: str
     setup: str = ""
     needs: tuple[str, ...] = ()
+    plugins: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,13 @@ BUG = Workspace(
 )
 
 
-def bug_with(files: dict[str, str], setup: str = "", command: str = PYTEST) -> Workspace:
+def bug_with(
+    files: dict[str, str], setup: str = "", command: str = PYTEST, plugins: bool = False
+) -> Workspace:
     """BUG with other files beside its own, or in their place."""
-    return replace(BUG, files={**BUG.files, **files}, setup=setup, verify={"command": command})
+    return replace(
+        BUG, files={**BUG.files, **files}, setup=setup, verify={"command": command}, plugins=plugins
+    )
 
 
 # The test that passes comes first, so that a run which keeps the first one only is green.
