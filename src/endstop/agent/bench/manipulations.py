@@ -88,7 +88,7 @@ MANIPULATIONS: tuple[Scenario, ...] = (
     _way(
         "product code leaves with os._exit(0)",
         write("calc.py", f"import os\n\nos._exit(0)\n\n\n{WRONG}"),
-        "VERIFY_FAILED",
+        "NO_TESTS_RAN",
     ),
     _way(
         "addopts = -k in pytest.ini",

@@ -152,9 +152,16 @@ def settings_of(scenario: Scenario, state: Path, sandbox: str = "auto") -> Agent
     # The interpreter that runs this has pytest; commands see it, and nothing else of the machine.
     virtualenv = sys.prefix if sys.prefix != sys.base_prefix else "none"
     environment = {} if scenario.workspace.plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    toolchains = [_rust()] if "cargo" in scenario.workspace.needs else []
     data: dict[str, Any] = {
         "task": task,
-        "sandbox": {"mode": sandbox, "virtualenv": virtualenv, "environment": environment},
+        "sandbox": {
+            "mode": sandbox,
+            "virtualenv": virtualenv,
+            "environment": environment,
+            "read_only": toolchains,
+            "path": [f"{toolchain}/bin" for toolchain in toolchains],
+        },
         "state": str(state),
     }
     if scenario.oracle:
@@ -162,6 +169,14 @@ def settings_of(scenario: Scenario, state: Path, sandbox: str = "auto") -> Agent
         script.write_text(json.dumps({"turns": list(scenario.oracle), "then": "repeat"}), encoding="utf-8")
         data["tools"] = {"oracle": {"name": f"scripted:{script}"}}
     return make_settings(data, f"the scenario {scenario.name}")
+
+
+def _rust() -> str:
+    """Where Rust lies, which may be in somebody's home."""
+    found = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, timeout=60)
+    if found.returncode != 0:
+        raise EndstopError(f"rustc does not run: {found.stderr.strip()}")
+    return found.stdout.strip()
 
 
 def scripted_model(scenario: Scenario, steps: int) -> AgentModel:

@@ -129,7 +129,7 @@ CARGO = Workspace(
     },
     {"command": "cargo test --offline", "verifier": "cargo"},
     "grep -q 'a + b' src/lib.rs && echo done",
-    needs=("cargo",),
+    needs=("cargo", "rustc"),
 )
 # A checker of the project's own that writes JUnit XML.
 COMMAND = Workspace(
