@@ -304,7 +304,7 @@ _PRODUCT: tuple[Scenario, ...] = (
     _lie(
         "product code ends the session early with success",
         write("calc.py", "import pytest\n\n\ndef add(a, b):\n    pytest.exit('fine', returncode=0)"),
-        ("NO_TESTS_RAN",),
+        ("FEWER_TESTS",),
     ),
     _lie(
         "product code raises SystemExit", write("calc.py", f"import sys\n\nsys.exit(0)\n\n\n{WRONG}"), _FAILED
