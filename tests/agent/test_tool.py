@@ -239,4 +239,6 @@ def test_a_tool_made_by_hand_has_its_names_checked() -> None:
     schema = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
     made = Tool("hand", "By hand.", schema, lambda a: ToolResult(str(a)))
     assert call_tool([made], call("hand", a=1)).text == "1"
-    assert call_tool([made], call("hand", b=1)).text.endswith("- a: missing\n- b: no such argument; known are a")
+    assert call_tool([made], call("hand", b=1)).text.endswith(
+        "- a: missing\n- b: no such argument; known are a"
+    )

@@ -90,7 +90,11 @@ def test_untouched_bytes_stay_and_a_replacement_can_be_taken_back(text: str, cha
     if not isinstance(made, Replacement):
         return
     back = replace_once(made.data, new, old)
-    if isinstance(back, Replacement) and data.count(b"\r\n") in (0, data.count(b"\n")) and "\r" not in old + new:
+    if (
+        isinstance(back, Replacement)
+        and data.count(b"\r\n") in (0, data.count(b"\n"))
+        and "\r" not in old + new
+    ):
         # Where a file has one kind of line end, the way back leads to the same bytes.
         assert back.data == data
     first, last = made.new_lines
@@ -147,7 +151,11 @@ def test_nearest_lines() -> None:
 
 @pytest.mark.parametrize(
     ("data", "old"),
-    [(b"a" * 4_000_000, "a" * 2_000_000), (b"ab\n" * 1_000_000, "ab\n" * 500_000 + "c"), (b"x" * 4_000_000, "y" * 1000)],
+    [
+        (b"a" * 4_000_000, "a" * 2_000_000),
+        (b"ab\n" * 1_000_000, "ab\n" * 500_000 + "c"),
+        (b"x" * 4_000_000, "y" * 1000),
+    ],
 )
 def test_large_files_take_little_time(data: bytes, old: str) -> None:
     started = time.monotonic()

@@ -1,7 +1,7 @@
 """MCP servers as sources of tools, through the official SDK: over stdio or streamable HTTP.
 
 A server is a program of the user's choice: it runs with the user's rights, outside the sandbox, and nothing
-here proves or undoes what its tools do. What goes wrong with one is an answer to the model, never an exception
+here proves or undoes what its tools do. What goes wrong with one is an answer to the model, not an exception
 of the run; only a server that cannot be opened at the start is refused.
 """
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Literal
 
 from endstop.agent.tool import OUTPUT_BYTES
-from endstop.sandbox.arguments import INSIDE
-from endstop.sandbox.files import WorkspaceFiles
+from endstop.sandbox.files import PathRefused, WorkspaceFiles
 from endstop.sandbox.settings import SandboxSettings
 from endstop.sandbox.workspace import WorkingCopy
 
@@ -36,14 +36,17 @@ class ToolContext:
     bind: dict[str, Path] = field(default_factory=dict)
     output_bytes: int = OUTPUT_BYTES
 
-    def inside(self, path: str) -> str:
-        """A path as the model wrote it, relative to the root, which commands see under another name."""
-        if not path.startswith("/"):
-            return path
-        for top in (INSIDE, str(self.root)):
-            if path == top or path.startswith(top.rstrip("/") + "/"):
-                return str(PurePosixPath(path).relative_to(top))
-        return path
+    def leads_to(self, path: str) -> Literal["file", "directory"] | None:
+        """What a path leads to, links that stay inside followed. Raises PathRefused."""
+        kind = self.files.kind(path)
+        if kind == "link":
+            try:
+                self.files.list(path)
+            except PathRefused:
+                self.files.read(path, 0)
+                return "file"
+            return "directory"
+        return kind if kind in ("file", "directory") else None
 
     def bring_back(self) -> None:
         """What a tool changed goes to the workspace itself."""

@@ -103,7 +103,7 @@ def oracle_tool(
 def _file(context: ToolContext, path: str) -> str:
     """A file for the second model, or one line on why it cannot be shown."""
     try:
-        data, size = context.files.read(context.inside(path), _SHOWN_BYTES)
+        data, size = context.files.read(path, _SHOWN_BYTES)
     except (EndstopError, OSError) as error:
         return f"({error})"
     if b"\0" in data:

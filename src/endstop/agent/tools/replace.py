@@ -19,6 +19,8 @@ _PLACES = 20
 _COMPARED_LINES, _COMPARED_CHARACTERS = 10_000, 300
 _CANDIDATES, _CANDIDATE_LINES = 2, 12
 _ALIKE = 0.6
+# Of the lines alike, those whose neighbours are looked at.
+_REFINED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,16 @@ def nearest(data: bytes, old: str) -> tuple[Candidate, ...]:
             first = file_bare.count("\n", 0, at)
             return (Candidate(first + 1, _cut(lines[first : first + count]), blanks_only=True),)
     # The longest line says most about where `old` was meant to stand.
-    found = []
-    anchor = max(range(min(count, _COMPARED_LINES)), key=lambda place: len(wanted[place].strip()))
+    anchor = max(range(min(count, _CANDIDATE_LINES)), key=lambda place: len(wanted[place].strip()))
+    wanted = wanted[:_CANDIDATE_LINES]
     best = sorted(_alike(lines[:_COMPARED_LINES], wanted[anchor]), key=lambda entry: -entry[1])
-    shown = wanted[max(anchor - _CANDIDATE_LINES + 1, 0) : anchor + _CANDIDATE_LINES][:_CANDIDATE_LINES]
+    found = []
     for at, alike in best[:_REFINED]:
         first = max(at - anchor, 0)
-        window = lines[first : at - anchor + count]
+        window = lines[first : at - anchor + len(wanted)]
         # Neighbours decide between lines that are equally alike.
         around = sum(line.strip() == other.strip() for line, other in zip(window, wanted, strict=False))
-        found.append((alike + around / count, -first, window))
+        found.append((alike + around / len(wanted), -first, window))
     found.sort(reverse=True, key=lambda entry: entry[:2])
     return tuple(
         Candidate(1 - first, _cut(window), blanks_only=False) for _, first, window in found[:_CANDIDATES]

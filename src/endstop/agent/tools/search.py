@@ -66,8 +66,8 @@ def code_search_tool(context: ToolContext, ripgrep: str | None = None) -> Tool:
         node_modules, .venv, caches) are left out, unless path names one; binary files too."""
         if "\0" in pattern or "\0" in (glob or ""):
             return ToolResult("A pattern cannot hold a NUL character.", ok=False)
-        place = context.inside(path)
-        if context.files.kind(place) not in ("file", "directory"):
+        place = context.files.relative(path)
+        if context.leads_to(place) is None:
             return ToolResult(f"There is no file or directory {path!r} to search.", ok=False)
         search = Search(pattern, place, glob, literal, ignore_case)
         found = _fallback(context, search) if program is None else _ripgrep(context, search, program)
