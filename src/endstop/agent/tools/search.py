@@ -7,6 +7,7 @@ what such a file names misleads. The same few directories are left out everywher
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def _read(process: subprocess.Popen[bytes]) -> tuple[BoundedOutput, bool]:
     timer = threading.Timer(_SECONDS, end)
     timer.start()
     try:
-        while chunk := process.stdout.read1(1 << 16):
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
             output.add(chunk)
         process.wait()
     finally:

@@ -21,7 +21,7 @@ def main() -> int:
     request = json.loads(sys.argv[1])
     text = re.escape(request["pattern"]) if request["literal"] else request["pattern"]
     try:
-        pattern = re.compile(text.encode(), re.IGNORECASE if request["ignore_case"] else 0)
+        pattern = re.compile(text, re.IGNORECASE if request["ignore_case"] else 0)
     except re.error as error:
         print(f"not a regular expression: {error}")
         return 2
@@ -53,16 +53,21 @@ def _files(top: str, left_out: frozenset[str]) -> Iterator[str]:
             yield path
 
 
-def _matches(path: str, pattern: re.Pattern[bytes], columns: int) -> Iterator[bytes]:
-    data = _read(path)
+def _matches(path: str, pattern: re.Pattern[str], columns: int) -> Iterator[bytes]:
+    data = _read(path).removeprefix(b"\xef\xbb\xbf")
     if b"\0" in data:
         return
-    for number, line in enumerate(data.split(b"\n"), 1):
-        found = pattern.search(line.removesuffix(b"\r"))
-        if found is None or (not line and number > data.count(b"\n")):
-            continue  # behind the last line end there is no line
-        text = line if len(line) <= columns else line[:columns] + b" [... omitted end of long line]"
-        yield b"%s\0%d:%d:%s\n" % (os.fsencode(path), number, found.start() + 1, text)
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()  # behind the last line end there is no line
+    for number, line in enumerate(lines, 1):
+        text = line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+        found = pattern.search(text)
+        if found is None:
+            continue
+        column = len(text[: found.start()].encode("utf-8", "surrogateescape")) + 1
+        shown = line if len(line) <= columns else line[:columns] + b" [... omitted end of long line]"
+        yield b"%s\0%d:%d:%s\n" % (os.fsencode(path), number, column, shown)
 
 
 def _read(path: str) -> bytes:
