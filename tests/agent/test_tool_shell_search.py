@@ -55,12 +55,12 @@ def context(project: Path, tmp_path: Path) -> Any:
 def test_bash_says_output_exit_code_and_time(context: ToolContext) -> None:
     tools = standard_tools(context)
     result = call(tools, "bash", command="echo out; echo err >&2; exit 3")
-    assert result.text.startswith("out\nerr\n[exit code 3, ")
+    assert result.text.startswith("out\nerr\n[exit code 3]")
     assert not result.ok
     assert (result.details["exit_code"], result.details["cause"]) == (3, "exit")
     assert call(tools, "bash", command="pwd; ls src").text.startswith("/workspace\ncalc.py\ndeep\n")
-    assert call(tools, "bash", command="printf x").text.startswith("x\n[exit code 0, ")
-    assert call(tools, "bash", command="true").text.startswith("[exit code 0, ")
+    assert call(tools, "bash", command="printf x").text.startswith("x\n[exit code 0]")
+    assert call(tools, "bash", command="true").text.startswith("[exit code 0]")
     assert "NUL" in call(tools, "bash", command="a\0b").text
     assert call(tools, "bash", command="").code == "BAD_CALL"
 
@@ -93,7 +93,7 @@ def test_bash_output_is_bounded_while_it_is_read(context: ToolContext) -> None:
     result = call(standard_tools(context), "bash", command="echo first; seq 1000000; echo last")
     assert len(result.text) < 4400
     assert result.text.startswith("first\n1\n2\n")
-    assert "\n1000000\nlast\n[exit code 0" in result.text
+    assert "\n1000000\nlast\n[exit code 0]" in result.text
     assert "bytes left out]" in result.text
     assert result.details["omitted_bytes"] > 6_000_000
 

@@ -70,4 +70,5 @@ def shown(result: CommandResult, limit: float) -> ToolResult:
         "mode": result.mode,
         "net_attempt": result.net_attempt,
     }
-    return ToolResult(f"{text}[{ended}, {result.seconds:.1f} s]", ok=result.exit_code == 0, details=details)
+    # How long it took is for the record only: the same command with the same result reads the same.
+    return ToolResult(f"{text}[{ended}]", ok=result.exit_code == 0, details=details)
