@@ -184,7 +184,7 @@ TURNS = [
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 1))
 def test_bounds_hold_on_any_ping_pong(turns: list[Any], refusals: int, reruns: int) -> None:
-    """Whatever a model does, again and again: it ends within the bounds, and only the fixed tree is verified."""
+    """Whatever a model does, again and again: it ends within the bounds, verified only where fixed."""
     scenario = Scenario(
         "ping-pong",
         "dishonest",
