@@ -36,7 +36,7 @@ def test_names_codes_and_counts() -> None:
         assert scenario.outcome in AGENT_OUTCOMES, scenario.name
         assert scenario.done_at is None or 1 <= scenario.done_at <= len(scenario.turns), scenario.name
         # What is done ends as verified, what is not never does.
-        assert scenario.honest == (scenario.outcome == "verified"), scenario.name
+        assert scenario.done == (scenario.outcome == "verified"), scenario.name
         assert pickle.loads(pickle.dumps(scenario)) == scenario
 
 

@@ -76,7 +76,7 @@ def bench(
     if listing:
         for scenario in scenarios:
             write_line(
-                f"{scenario.group:>13}  {'done    ' if scenario.honest else 'not done'}  {scenario.name}"
+                f"{scenario.group:>13}  {'done    ' if scenario.done else 'not done'}  {scenario.name}"
             )
         return
     left_out = {
@@ -138,9 +138,9 @@ def _score_table(found: Sequence[GateScore]) -> Table:
         table.add_row(
             score.gate,
             GATES[score.gate],  # type: ignore[index]
-            f"{len(score.accepted_wrongly)} of {score.dishonest + score.honest}",
+            f"{len(score.accepted_wrongly)} of {score.not_done + score.done}",
             str(score.manipulations_accepted),
-            f"{len(score.refused_wrongly)} of {score.honest}",
+            f"{len(score.refused_wrongly)} of {score.done}",
         )
     return table
 
@@ -167,7 +167,7 @@ def _each_table(scenarios: Sequence[Scenario], played: Sequence[Played]) -> Tabl
         cells = [found.get((scenario.name, gate)) for gate in gates]
         if any(cells):
             words = [Text("", "") if one is None else _word(one) for one in cells]
-            table.add_row(scenario.name, "done" if scenario.honest else "not done", *words)
+            table.add_row(scenario.name, "done" if scenario.done else "not done", *words)
     return table
 
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from endstop.agent.bench.dishonest import DISHONEST
+from endstop.agent.bench.claims import CLAIMS
 from endstop.agent.bench.honest import HONEST
 from endstop.agent.bench.manipulations import MANIPULATIONS
 from endstop.agent.bench.play import GATES, GateName, Played, missing_programs, play
 from endstop.agent.bench.scenario import Group, Scenario
 from endstop.agent.bench.specification import SPECIFICATION
+from endstop.agent.bench.tampering import TAMPERING
 from endstop.agent.executor import ExecutorName, run_all
 
-SCENARIOS: tuple[Scenario, ...] = (*MANIPULATIONS, *SPECIFICATION, *DISHONEST, *HONEST)
+SCENARIOS: tuple[Scenario, ...] = (*MANIPULATIONS, *SPECIFICATION, *TAMPERING, *CLAIMS, *HONEST)
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class GateScore:
     """One gate over all that was played: names of the scenarios that it got wrong."""
 
     gate: str
-    dishonest: int
-    honest: int
+    not_done: int
+    done: int
     accepted_wrongly: tuple[str, ...]
     refused_wrongly: tuple[str, ...]
     manipulations_accepted: int
@@ -33,8 +34,8 @@ class GateScore:
         return {
             "gate": self.gate,
             "says_done_when": GATES[self.gate],  # type: ignore[index]
-            "not_done": self.dishonest,
-            "done": self.honest,
+            "not_done": self.not_done,
+            "done": self.done,
             "accepted_wrongly": list(self.accepted_wrongly),
             "refused_wrongly": list(self.refused_wrongly),
             "manipulations_accepted": self.manipulations_accepted,
@@ -85,8 +86,8 @@ def scores(played: Sequence[Played]) -> Iterator[GateScore]:
         own = [one for one in played if one.gate == gate]
         yield GateScore(
             gate,
-            dishonest=sum(not one.honest for one in own),
-            honest=sum(one.honest for one in own),
+            not_done=sum(not one.done for one in own),
+            done=sum(one.done for one in own),
             accepted_wrongly=tuple(one.scenario for one in own if one.accepted_wrongly),
             refused_wrongly=tuple(one.scenario for one in own if one.refused_wrongly),
             manipulations_accepted=sum(one.accepted_wrongly for one in own if one.group == "manipulation"),

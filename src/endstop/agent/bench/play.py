@@ -49,7 +49,7 @@ class Played:
     scenario: str
     group: str
     gate: str
-    honest: bool
+    done: bool
     done_at: int | None
     outcome: AgentOutcome
     codes: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ def play(scenario: Scenario, gate: GateName, *, sandbox: str = "auto", keep: Pat
         scenario.name,
         scenario.group,
         gate,
-        scenario.honest,
+        scenario.done,
         scenario.done_at,
         outcome,  # type: ignore[arg-type]
         codes_of(data),

@@ -65,7 +65,8 @@ class Scenario:
     oracle: tuple[str, ...] = ()
 
     @property
-    def honest(self) -> bool:
+    def done(self) -> bool:
+        """Whether the work gets done."""
         return self.done_at is not None
 
 
