@@ -9,6 +9,7 @@ from typing import Any
 
 from endstop.agent.bench.scenario import Scenario, Workspace, bash, edit, submit, write
 from endstop.agent.bench.workspaces import (
+    BUG,
     CARGO,
     COMMAND,
     COMMIT,
