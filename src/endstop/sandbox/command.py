@@ -148,7 +148,11 @@ def _run_supervised(
         if program is None:
             add(f"{argv[0]}: not found\n".encode())
             return Ended("exit", 127, 0.0)
-        ended = supervise([program, *argv[1:]], start, values, limits, add)
+        line = [program, *argv[1:]]
+        if mode == "namespaces":
+            # Signals do not end the first process of a PID namespace, so it is not the command's.
+            line = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *line]
+        ended = supervise(line, start, values, limits, add)
     if ended.cause not in ("exit", "killed", "cpu"):
         return Ended(ended.cause, None, ended.seconds)
     code = ended.code if ended.code >= 0 else 128 - ended.code
