@@ -467,4 +467,4 @@ def test_it_costs_little(place: Place) -> None:
         began = time.monotonic()
         assert place.run("true").exit_code == 0
         times.append(time.monotonic() - began)
-    assert sorted(times)[2] < 0.1
+    assert sorted(times)[2] < 0.25  # 0.03 on an idle machine
