@@ -88,6 +88,22 @@ def test_time_runs_out(any_place: Place) -> None:
     assert time.monotonic() - began < 5
 
 
+@linux
+def test_memory(any_place: Place) -> None:
+    code = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0: break
+x = bytearray(b"1") * (60 << 20)
+time.sleep(20)
+"""
+    limits = replace(any_place.settings.limits, memory_bytes=150 << 20)
+    settings = replace(any_place.settings, limits=limits)
+    result = run_command([sys.executable, "-c", code], any_place.copy.root, settings)
+    assert (result.exit_code, result.cause) == (None, "memory")
+    assert result.seconds < 10
+
+
 def test_output_as_it_comes(any_place: Place) -> None:
     chunks: list[tuple[float, bytes]] = []
     result = any_place.run(

@@ -141,7 +141,13 @@ def _run_supervised(
     start = Path(os.path.realpath(inside.workspace / inside.directory))
     if not start.is_relative_to(inside.workspace) or not start.is_dir():
         return Ended("start", None, 0.0, problem=f"{inside.directory} is no directory of the workspace")
-    limits = {**asdict(settings.limits), "isolate": mode == "namespaces", "network": settings.network}
+    limits = {
+        **asdict(settings.limits),
+        "memory_bytes": settings.limits.address_bytes,
+        "resident_bytes": settings.limits.memory_bytes,
+        "isolate": mode == "namespaces",
+        "network": settings.network,
+    }
     with tempfile.TemporaryDirectory(prefix="endstop-home-", ignore_cleanup_errors=True) as home:
         values = {**_environment(settings, home, home), **variables}
         program = shutil.which(argv[0], path=values["PATH"])
