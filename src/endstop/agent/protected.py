@@ -42,8 +42,16 @@ _CONFIGURATION = re.compile(
 )
 # Loaded by Python's runners before any test: a module of the same name in the workspace would come first.
 _RUNNER_MODULES = frozenset(
-    ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments")
-    + (
+    [
+        "pytest",
+        "_pytest",
+        "py",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "exceptiongroup",
+        "tomli",
+        "pygments",
         "colorama",
         "xdist",
         "execnet",
@@ -52,12 +60,22 @@ _RUNNER_MODULES = frozenset(
         "pytest_asyncio",
         "pytest_timeout",
         "junitparser",
-    )
+    ]
 )
 # Of the standard library, what no runner loads: an exercise may well be called so.
 _NOT_LOADED = frozenset(
-    ("calendar", "statistics", "queue", "sched", "cmd", "code", "graphlib", "wave", "turtle", "chunk", "this")
-    + (
+    [
+        "calendar",
+        "statistics",
+        "queue",
+        "sched",
+        "cmd",
+        "code",
+        "graphlib",
+        "wave",
+        "turtle",
+        "chunk",
+        "this",
         "fractions",
         "cmath",
         "poplib",
@@ -69,7 +87,7 @@ _NOT_LOADED = frozenset(
         "audioop",
         "sndhdr",
         "imghdr",
-    )
+    ]
 )
 _TOP_MODULE = re.compile(r"(?:src/)?([^/.]+)(?:\.(?:py|pyc|[\w.-]*so|pyd)|/__init__\.[^/]+)", re.IGNORECASE)
 
@@ -118,13 +136,13 @@ class Protected:
             python=settings.verifier in ("pytest", "unittest", "command"),
         )
 
-    def with_files(self, paths: Iterable[str]) -> Protected:
-        """The same with single files more, e.g. those in which the baseline's tests are."""
-        more = [path for path in paths if not self._matches(path)]
+    def widened(self, files: Iterable[str], listed: Iterable[str]) -> Protected:
+        """The same with the files in which the baseline's tests are, and the ids of the required ones."""
+        more = [path for path in files if not self._matches(path)]
         return Protected(
             [*self.patterns, *("/" + _escaped(path) for path in more)],
             self.allow,
-            listed=self.listed,
+            listed=[*self.listed, *listed],
             python=self.python,
         )
 
@@ -135,7 +153,8 @@ class Protected:
     def changed(self, trees: Trees, baseline: str, tree: str) -> tuple[list[str], list[str]]:
         """Protected paths that differ between two trees: those that may not, and those that were opened."""
         before, after = trees.entries(baseline), trees.entries(tree)
-        closed, opened = [], []
+        closed: list[str] = []
+        opened: list[str] = []
         for path in trees.changed(baseline, tree):
             if self._differs(trees, baseline, tree, path, before.get(path), after.get(path)):
                 (opened if self._opened(path) else closed).append(path)

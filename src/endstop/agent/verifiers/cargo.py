@@ -19,6 +19,7 @@ _TARGET = re.compile(r"^\s+(?:Running (?:unittests )?(\S+) \(|Doc-tests (\S+))")
 _TEST = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")
 _SUM = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 _STATUS: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
+_NOT_BUILT = re.compile(r"^error: could not compile `([^`]+)`")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Behind the name of a documentation's test: it moves with every edit above it.
 _LINE = re.compile(r" \(line \d+\)")
@@ -43,13 +44,15 @@ def _read(finished: Finished) -> TestReport:
             status = _STATUS[found.group(2)]
             counted[status] += 1
             results.append((f"{target}::{_LINE.sub('', found.group(1))}", status))
+        elif found := _NOT_BUILT.match(line):
+            results.append((f"build of {found.group(1)}", "failed"))
         elif found := _SUM.match(line):
             told = {"passed": found.group(1), "failed": found.group(2), "skipped": found.group(3)}
             if told != {status: str(count) for status, count in counted.items()}:
                 raise UnreadableReport(f"the tests of {target} do not add up to their sum `{line}`")
             sums += 1
             counted = {"passed": 0, "failed": 0, "skipped": 0}
-    if not sums:
+    if not sums and not results:
         raise UnreadableReport("there is no result of Rust's test harness in the output")
     if any(counted.values()):
         raise UnreadableReport(f"the tests of {target} end without a sum")

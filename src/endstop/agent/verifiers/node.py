@@ -65,7 +65,7 @@ def _prepare_node(
     options += ["--test-reporter=junit", f"--test-reporter-destination={place.report}"]
     if canary is not None:
         script = place.gate / f"canary_{canary.token}.cjs"
-        script.write_text(_PRELOADED % _quoted(canary))
+        place.put(script, _PRELOADED % _quoted(canary))
         options.append(f"--require={script}")
     value = " ".join(json.dumps(option) if " " in option else option for option in options)
     return Prepared(command_of(settings), {"NODE_OPTIONS": appended(variables, "NODE_OPTIONS", value)})
@@ -108,7 +108,7 @@ def _with_flags(
     if canary is not None:
         test = _canary_file(canary)
         imports = 'import { test } from "vitest";\n' if flags[0] == "--reporter=default" else ""
-        (place.root / test).write_text(_TEST_FILE % {**_quoted(canary), "imports": imports})
+        place.put(place.root / test, _TEST_FILE % {**_quoted(canary), "imports": imports})
         flags = [*flags, no_bail]
         if canary.mode == "named":
             flags.append(str(test))

@@ -97,6 +97,8 @@ def _prepare(
     settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
 ) -> Prepared:
     options = [f"--junitxml={place.report}", "-o", "junit_family=xunit1"]
+    if place.lenient:
+        options.append("--continue-on-collection-errors")
     environment = {}
     if canary is not None:
         directory = PurePosixPath(canary.beside).parent
@@ -106,13 +108,12 @@ def _prepare(
         test = directory / f"test_{canary.token}.py"
         path = f"{place.inside}/{test}"
         words = {"path": path, "passes": passing(canary), "fails": failing(canary), "token": canary.token}
-        (place.root / directory).mkdir(exist_ok=True)
-        (place.root / test).write_text(_CANARY.format(**words))
+        place.put(place.root / test, _CANARY.format(**words))
         if canary.mode == "conftest":
-            (place.root / directory / "conftest.py").write_text(_PLUGIN.format(**words))
+            place.put(place.root / directory / "conftest.py", _PLUGIN.format(**words))
             options.append(path)
         else:
-            (place.gate / f"canary_{canary.token}.py").write_text(_PLUGIN.format(**words))
+            place.put(place.gate / f"canary_{canary.token}.py", _PLUGIN.format(**words))
             options += ["-p", f"canary_{canary.token}"]
             before = variables.get("PYTHONPATH", "")
             environment["PYTHONPATH"] = f"{before}:{place.gate}" if before else str(place.gate)

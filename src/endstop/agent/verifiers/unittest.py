@@ -38,7 +38,7 @@ def _prepare(
             f"the command `{command}` does not hold `-m unittest`, so its result cannot be read: write it as "
             "`python -m unittest ...`, or use the verifier `command` with a report"
         )
-    runner.write_text(_RUNNER.read_text())
+    place.put(runner, _RUNNER.read_text())
     environment = {"ENDSTOP_REPORT": str(place.report)}
     if canary is not None:
         environment["ENDSTOP_CANARY"] = f"{passing(canary)} {failing(canary)}"

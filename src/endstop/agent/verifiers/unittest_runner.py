@@ -88,8 +88,8 @@ def write(told):
         module = sys.modules.get(type(test).__module__)
         path = getattr(module, "__file__", None) or ""
         if type(test).__module__.startswith("unittest."):
-            # What could not be loaded is named by a stand-in.
-            classname, path = "", ""
+            # A stand-in for what could not be loaded or set up.
+            classname, path, name = "", "", test.id()
         relative = os.path.relpath(path, START) if path else ""
         where = "" if relative.startswith("..") or not relative else " file=" + attribute(relative)
         lines.append(

@@ -21,6 +21,7 @@ class Place:
         gate: a directory for the gate's own files, at its own place inside, where nothing can write to it.
         report: a file, at its own place inside, that the command writes.
         files: paths in the export.
+        lenient: whether errors in loading some tests are to be passed over so that the others run (baseline).
     """
 
     root: Path
@@ -28,6 +29,15 @@ class Place:
     gate: Path
     report: Path
     files: Collection[str] = ()
+    lenient: bool = False
+
+    def put(self, path: Path, text: str) -> None:
+        """A file of the gate's, which whoever runs the command can read."""
+        if not path.parent.exists():
+            path.parent.mkdir()
+            path.parent.chmod(0o755)
+        path.write_text(text)
+        path.chmod(0o644)
 
 
 @dataclass(frozen=True, slots=True)
