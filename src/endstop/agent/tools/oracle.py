@@ -100,6 +100,16 @@ def oracle_tool(
     return oracle
 
 
+def oracle_definition() -> Tool:
+    """The tool without a model behind it: for what its definition costs."""
+    from pathlib import Path
+
+    from endstop.sandbox.files import WorkspaceFiles
+    from endstop.testing import ScriptedChat
+
+    return oracle_tool(ScriptedChat([]), lambda: Situation(""), ToolContext(Path(), WorkspaceFiles(Path())))
+
+
 def _file(context: ToolContext, path: str) -> str:
     """A file for the second model, or one line on why it cannot be shown."""
     try:
