@@ -1,0 +1,349 @@
+"""A model for an agent, by name: our engine, an OpenAI-compatible endpoint, or turns that are written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from endstop.agent.context import Count, Estimate
+from endstop.agent.settings import ModelSettings, Price, read_mapping
+from endstop.agent.text_tools import TextTools, as_text
+from endstop.agent.turns import Turn, read_turn
+from endstop.outcomes import StopKind
+from endstop.protocol.errors import EndstopError, RequestRefused
+from endstop.protocol.params import SamplingParams
+from endstop.protocol.toolcalls import ToolCall, ToolSyntax
+from endstop.runtime.generator import Generator
+
+if TYPE_CHECKING:
+    from endstop.runtime.engine import Engine
+    from endstop.testing import Reply
+
+logger = logging.getLogger(__name__)
+
+ModelKind = Literal["engine", "endpoint", "scripted"]
+SCRIPTED = "scripted:"
+# How servers say that a prompt is longer than the window.
+_TOO_LONG = re.compile(r"context (length|window|size)|maximum context|too many tokens|prompt is too long", re.I)
+
+
+class ModelFailed(EndstopError):
+    """The model gave no answer, twice."""
+
+
+class WindowFull(EndstopError):
+    """The server says that the prompt is longer than its window."""
+
+
+@dataclass(slots=True)
+class AgentModel:
+    """A model that is open, with what the loop must know of it.
+
+    Attributes:
+        window: tokens, None where it is not known. count: tokens of messages and definitions.
+        tool_calls: `native` or `text`. reports_cuts, keep_reasoning: see ModelSettings.
+        secrets: values that must not be written anywhere.
+    """
+
+    generator: Generator
+    name: str
+    kind: ModelKind
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 4096
+    window: int | None = None
+    count: Count = field(default_factory=Estimate)
+    tool_calls: Literal["native", "text"] = "native"
+    reports_cuts: bool = True
+    keep_reasoning: bool = True
+    price: Price = Price()
+    secrets: tuple[str, ...] = ()
+
+    def messages(self, prompt: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The prompt in the form that this model's side takes."""
+        sent = []
+        for message in prompt:
+            message = dict(message)
+            if not self.keep_reasoning:
+                message.pop("reasoning_content", None)
+            if self.kind == "engine" and self.tool_calls == "native" and message.get("tool_calls"):
+                # Chat templates write arguments themselves, so they get them as objects.
+                message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
+            sent.append(message)
+        return sent
+
+    def ask(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        max_time: float | None,
+        clock: Callable[[], float],
+    ) -> Turn:
+        """The next answer. An error is tried once more; a cut answer is an answer, and never tried again.
+
+        Raises ModelFailed, or WindowFull where a server whose window is not known refuses the prompt.
+        """
+        params = self.params.replace(max_tokens=max_tokens, max_time=max_time)
+        problem = ""
+        for _ in range(2):
+            started = clock()
+            try:
+                result = self.generator.chat([self.messages(prompt)], params, tools=tools)[0]
+            except EndstopError as error:
+                problem = str(error)
+                if isinstance(error, RequestRefused) and _TOO_LONG.search(problem):
+                    raise WindowFull(problem) from error
+                continue
+            output = result.outputs[0]
+            # Where a server has named a reason of its own (content_filter), it has answered.
+            if output.finish_reason == "error" and output.stop_reason is None:
+                problem = output.error or "the model reported an error and no reason"
+                continue
+            if isinstance(self.count, Estimate):
+                self.count.learn(prompt, tools, result.usage.prompt_tokens)
+            return read_turn(
+                output,
+                result.usage,
+                seconds=clock() - started,
+                max_tokens=max_tokens,
+                reports_cuts=self.reports_cuts,
+                price=self.price,
+            )
+        raise ModelFailed(f"the model failed twice: {problem}")
+
+    def describe(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "window": self.window,
+            "max_tokens": self.max_tokens,
+            "tool_calls": self.tool_calls,
+        }
+
+
+def open_model(settings: ModelSettings, *, answered: int = 0) -> AgentModel:
+    """Open the model that the settings name.
+
+    `answered`: how many answers it has given in this run, for a script that goes on where it stopped.
+    Raises EndstopError where there is no such model or no key.
+    """
+    if settings.name.startswith(SCRIPTED):
+        return _scripted(settings, Path(settings.name.removeprefix(SCRIPTED)), answered)
+    if settings.base_url is not None:
+        return _endpoint(settings)
+    if not settings.name:
+        raise EndstopError(
+            "no model is named: give --model with a directory, a Hub id or scripted:FILE, "
+            "or --base-url with the name that the server knows."
+        )
+    return _engine(settings)
+
+
+def api_key(name: str | None) -> str | None:
+    """The value of the environment variable `name`. Raises EndstopError where it is not set."""
+    if name is None:
+        return None
+    value = os.environ.get(name, "")
+    if not value:
+        raise EndstopError(f"the environment variable {name}, which should hold the key, is not set.")
+    return value
+
+
+def _endpoint(settings: ModelSettings) -> AgentModel:
+    from endstop.runtime.openai_backend import OpenAIBackend
+
+    if not settings.name:
+        raise EndstopError("--base-url needs --model with the name that the server knows the model by.")
+    key = api_key(settings.api_key_env)
+    assert settings.base_url is not None
+    backend: Generator = OpenAIBackend(
+        settings.base_url,
+        settings.name,
+        api_key=key,
+        accepts=settings.accepts,
+        extra_body=settings.extra_body,
+        timeout=settings.timeout,
+    )
+    text = settings.tool_calls == "text"
+    return AgentModel(
+        TextTools(backend) if text else backend,
+        settings.name,
+        "endpoint",
+        _params(settings, {}),
+        settings.max_tokens,
+        settings.window,
+        tool_calls="text" if text else "native",
+        reports_cuts=bool(settings.reports_cuts),
+        keep_reasoning=bool(settings.keep_reasoning),
+        price=settings.price,
+        secrets=(key,) if key else (),
+    )
+
+
+def _engine(settings: ModelSettings) -> AgentModel:
+    from endstop.models.gguf import ensure_directory
+    from endstop.protocol.params import recommended_sampling
+    from endstop.protocol.resolve import resolve_model
+    from endstop.runtime.llm import load_engine
+
+    resolved = resolve_model(settings.name, revision=settings.revision, offline=settings.offline)
+    directory = ensure_directory(resolved)
+    engine = load_engine(
+        directory,
+        dtype=settings.dtype,
+        device=settings.device,
+        backend=settings.backend,
+        max_rows=1,
+        make_tool=None,
+    )
+    return engine_model(engine, settings, recommended_sampling(Path(directory)))
+
+
+def engine_model(
+    engine: Engine, settings: ModelSettings, recommended: Mapping[str, Any] | None = None
+) -> AgentModel:
+    """An engine that is open already, as a model for an agent."""
+    if engine.chat_format is None:
+        engine.close()
+        raise EndstopError(f"{settings.name} has no chat template, so no agent can be run on it.")
+    text = settings.tool_calls == "text" or (settings.tool_calls == "auto" and not _knows_tools(engine))
+    renderer = engine.chat_format.renderer
+
+    def count(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> int:
+        if text:
+            rendered = renderer.render(as_text(messages, tools), add_generation_prompt=True)
+        else:
+            prompt = model.messages(messages)
+            rendered = renderer.render(prompt, tools=list(tools) or None, add_generation_prompt=True)
+        return len(rendered.ids)
+
+    window = engine.context_len
+    if settings.window is not None:
+        window = settings.window if window is None else min(window, settings.window)
+    model = AgentModel(
+        TextTools(engine) if text else engine,
+        settings.name,
+        "engine",
+        _params(settings, recommended or {}, trace=settings.trace),
+        settings.max_tokens,
+        window,
+        count,
+        "text" if text else "native",
+        settings.reports_cuts is not False,
+        settings.keep_reasoning is not False,
+        settings.price,
+    )
+    return model
+
+
+def _knows_tools(engine: Engine) -> bool:
+    """Whether the chat template writes calls in a syntax that endstop reads. endstop's own `python` syntax is
+    the calculator's, not one of tools with names."""
+    assert engine.chat_format is not None
+    source = engine.chat_format.renderer.template_for([{"type": "function"}])
+    added = [token.content for token in engine.chat_format.tokenizer.added_tokens.values()]
+    syntax = ToolSyntax.from_template(source, added)
+    return syntax is not None and syntax.name != "python"
+
+
+def _params(settings: ModelSettings, recommended: Mapping[str, Any], **fixed: Any) -> SamplingParams:
+    try:
+        return SamplingParams(**{**recommended, **settings.sampling, **fixed})
+    except (ValueError, TypeError) as error:
+        raise EndstopError(f"model.sampling: {error}.") from error
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+
+
+# Turns that are written down.
+
+
+def _scripted(settings: ModelSettings, path: Path, answered: int) -> AgentModel:
+    from endstop.testing import ScriptedChat
+
+    turns, repeat = read_script(path)
+    remaining: list[Any] = list(turns[answered:])
+    if repeat and turns:
+        remaining += [turns[-1]] * 10_000
+    else:
+        remaining.append(_Exhausted(path, len(turns)))
+    return AgentModel(
+        ScriptedChat(remaining),
+        settings.name,
+        "scripted",
+        _params(settings, {}),
+        settings.max_tokens,
+        settings.window,
+        reports_cuts=settings.reports_cuts is not False,
+        price=settings.price,
+    )
+
+
+class _Exhausted:
+    """The answer of a script that has none left."""
+
+    def __init__(self, path: Path, turns: int) -> None:
+        self.text = f"the script {path} has {turns} turns, and the run asked for another one."
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        raise EndstopError(self.text)
+
+
+def read_script(path: Path) -> tuple[list[Reply], bool]:
+    """The turns of a script, and whether its last one is repeated for ever. docs/agent.md has the format.
+
+    Raises EndstopError for a file that is no script, with the number of the turn.
+    """
+    data = read_mapping(path)
+    turns, then = data.get("turns"), data.get("then", "end")
+    if not isinstance(turns, list) or data.keys() - {"turns", "then"} or then not in ("end", "repeat"):
+        raise EndstopError(
+            f"{path}: a script is a mapping with `turns`, a list, and `then`: end or repeat (the last turn)."
+        )
+    return [reply_of(turn, f"{path}, turn {number}") for number, turn in enumerate(turns, 1)], then == "repeat"
+
+
+_TURN_KEYS = frozenset({"text", "calls", "reasoning", "stop_kind", "open_call", "tokens"})
+
+
+def reply_of(turn: Any, place: str = "turn") -> Reply:
+    """A turn of a script: a text, or a mapping with `text`, `calls`, `reasoning`, `stop_kind`, `open_call`
+    and `tokens`. A call is `{name: arguments}`, arguments a mapping or the JSON text as it is written."""
+    from endstop.testing import Reply
+
+    if isinstance(turn, str):
+        return Reply(turn)
+    if not isinstance(turn, Mapping):
+        raise EndstopError(f"{place} is neither a text nor a mapping.")
+    unknown = sorted(turn.keys() - _TURN_KEYS)
+    if unknown:
+        raise EndstopError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_TURN_KEYS))}.")
+    calls = []
+    for call in turn.get("calls") or ():
+        if not isinstance(call, Mapping) or len(call) != 1:
+            raise EndstopError(f"{place}: a call is one mapping of a tool's name to its arguments.")
+        [(name, arguments)] = call.items()
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        calls.append(ToolCall(str(name), text, text))
+    kind = turn.get("stop_kind", "turn_end")
+    if kind not in get_args(StopKind):
+        raise EndstopError(f"{place}: stop_kind {kind!r} is none of {', '.join(get_args(StopKind))}.")
+    return Reply(
+        str(turn.get("text") or ""),
+        tuple(calls),
+        str(turn.get("reasoning") or ""),
+        kind,
+        open_call=turn.get("open_call"),
+        tokens=turn.get("tokens"),
+    )
