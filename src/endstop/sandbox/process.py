@@ -14,25 +14,18 @@ from the machine, it does not keep an attacker out.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import selectors
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from endstop.sandbox.bounded import BoundedOutput
+from endstop.sandbox.supervised import supervise
+
 Outcome = Literal["ok", "failed", "timeout", "cpu", "memory", "processes", "killed"]
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-# Beyond the program's own time, for the supervisor to end everything.
-_GRACE = 8.0
-_CHUNK = 1 << 16
 # Off in tests of what happens where namespaces cannot be had.
 _ISOLATE = True
 
@@ -111,129 +104,16 @@ def _run(argv: list[str], directory: Path, limits: Limits) -> Finished:
         "LC_ALL": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
     }
-    status_read, status_write = os.pipe()
-    try:
-        supervisor = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                str(_SUPERVISOR),
-                json.dumps({**asdict(limits), "isolate": _ISOLATE}),
-                str(status_write),
-                *argv,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            env=environment,
-            pass_fds=(status_write,),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(status_read)
-        raise
-    finally:
-        os.close(status_write)
-    started = time.monotonic()
-    output = _Bounded(limits.output_bytes)
-    status = b""
-    try:
-        status = _read(supervisor, status_read, output, started + limits.seconds + _GRACE)
-    finally:
-        # Closes the supervisor's stdin, at which it ends the program and itself.
-        assert supervisor.stdin is not None
-        assert supervisor.stdout is not None
-        supervisor.stdin.close()
-        _wait(supervisor, status)
-        supervisor.stdout.close()
-        os.close(status_read)
-    return _finished(status, output, time.monotonic() - started)
-
-
-def _read(supervisor: subprocess.Popen[bytes], status_fd: int, output: _Bounded, until: float) -> bytes:
-    """Take in output and status as they come, until both are closed or it has taken too long."""
-    assert supervisor.stdout is not None
-    status = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(supervisor.stdout, selectors.EVENT_READ)
-        selector.register(status_fd, selectors.EVENT_READ)
-        while selector.get_map():
-            left = until - time.monotonic()
-            if left <= 0:
-                return status
-            for key, _ in selector.select(left):
-                chunk = os.read(key.fd, _CHUNK)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                    if key.fd == status_fd and _end_session(status):
-                        until = min(until, time.monotonic() + 1.0)
-                elif key.fd == status_fd:
-                    status += chunk
-                else:
-                    output.add(chunk)
-    return status
-
-
-def _wait(supervisor: subprocess.Popen[bytes], status: bytes) -> None:
-    try:
-        supervisor.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        supervisor.kill()
-        supervisor.wait()
-    _end_session(status)
-
-
-def _end_session(status: bytes) -> bool:
-    """Where the supervisor was killed before it had a result, at least the program's session ends here."""
-    child, _, result = status.partition(b"\n")
-    if not child.isdigit() or result:
-        return False
-    with contextlib.suppress(OSError):
-        os.killpg(int(child), signal.SIGKILL)
-    return True
-
-
-def _finished(status: bytes, output: _Bounded, seconds: float) -> Finished:
+    output = BoundedOutput(limits.output_bytes)
+    ended = supervise(argv, directory, environment, {**asdict(limits), "isolate": _ISOLATE}, output.add)
     text, omitted = output.text()
-    lines = status.splitlines()
-    if len(lines) < 2:
-        # The program has killed its supervisor.
-        return Finished("killed", -signal.SIGKILL, text, omitted, seconds)
-    result = json.loads(lines[1])
-    cause, code = str(result["cause"]), int(result["code"])
     outcome: Outcome
-    if cause in ("timeout", "processes", "cpu"):
-        outcome = cause  # type: ignore[assignment]
-    elif code < 0:
+    if ended.cause in ("timeout", "processes", "cpu"):
+        outcome = ended.cause  # type: ignore[assignment]
+    elif ended.code < 0:
         outcome = "killed"
-    elif code and text.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+    elif ended.code and text.rstrip().rpartition("\n")[2].startswith("MemoryError"):
         outcome = "memory"
     else:
-        outcome = "failed" if code else "ok"
-    return Finished(outcome, code, text, omitted, float(result["seconds"]))
-
-
-class _Bounded:
-    """The beginning and the end of a stream of bytes, whatever its length."""
-
-    def __init__(self, limit: int) -> None:
-        self._first, self._last = limit - limit // 2, limit // 2
-        self._head, self._tail = bytearray(), bytearray()
-        self._omitted = 0
-
-    def add(self, chunk: bytes) -> None:
-        room = self._first - len(self._head)
-        self._head += chunk[:room]
-        self._tail += chunk[room:] if room > 0 else chunk
-        over = len(self._tail) - self._last
-        if over > 0:
-            del self._tail[:over]
-            self._omitted += over
-
-    def text(self) -> tuple[str, int]:
-        head, tail = self._head.decode("utf-8", "replace"), self._tail.decode("utf-8", "replace")
-        if not self._omitted:
-            return (self._head + self._tail).decode("utf-8", "replace"), 0
-        return f"{head}\n[{self._omitted} bytes left out]\n{tail}", self._omitted
+        outcome = "failed" if ended.code else "ok"
+    return Finished(outcome, ended.code, text, omitted, ended.seconds)

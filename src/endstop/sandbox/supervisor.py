@@ -31,11 +31,13 @@ LAST_RESORT = 5.0  # seconds in which everything must be dead after SIGKILL
 
 
 def main() -> None:
+    if sys.argv[1:] == ["probe"]:
+        sys.exit(0 if _leave_namespaces() else 1)
     limits = json.loads(sys.argv[1])
     status = int(sys.argv[2])
     argv = sys.argv[3:]
     os.set_inheritable(status, False)
-    apart = bool(limits["isolate"]) and _leave_namespaces()
+    apart = bool(limits["isolate"]) and _leave_namespaces(network=bool(limits.get("network")))
     reaper = _become_subreaper()
     _before_all_others()
     others = _tasks_of_user()
@@ -104,18 +106,20 @@ def _before_all_others() -> None:
         os.sched_setscheduler(0, policy, os.sched_param(1))
 
 
-def _leave_namespaces() -> bool:
-    """Whether the next process forked here is alone in new PID and network namespaces."""
+def _leave_namespaces(*, network: bool = False) -> bool:
+    """Whether the next process forked here is alone in a new PID namespace and, unless it is to have the
+    network, in a new network namespace."""
     if not sys.platform.startswith("linux"):
         return False
     user, group = os.getuid(), os.getgid()
+    wanted = CLONE_NEWPID if network else CLONE_NEWPID | CLONE_NEWNET
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWPID | CLONE_NEWNET) == 0:
+        if libc.unshare(wanted) == 0:
             return True
-        if libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET) == 0:
+        if libc.unshare(CLONE_NEWUSER | wanted) == 0:
             # The user stays who he was; without this he would be nobody to himself.
             for name, line in (
                 ("uid_map", f"{user} {user} 1"),
