@@ -1,7 +1,7 @@
 """The context window: what fills it, when the task's state is repeated, what is left out when it is full.
 
-The state (task, checklist with status, last raw verification, tree) belongs to the harness: it is made anew by
-the gate whenever it is shown, never summarised by a model.
+The state (task, checklist with status, last raw verification, tree) belongs to the harness: the gate makes it
+anew whenever it is shown, and no model summarises it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Agent:
             self.budget.window = self.budget.count(prompt, self.definitions)
             return None
         message = self.trajectory.add_turn(turn)
-        self.trajectory.cost += turn.cost
+        self.trajectory.spend(turn.cost)
         self.save()
         if turn.output.stop_kind == "deadline":
             return self._limit()

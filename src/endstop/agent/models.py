@@ -1,4 +1,4 @@
-"""A model for an agent, by name: our engine, an OpenAI-compatible endpoint, or turns that are written down."""
+"""A model for an agent, by name: our engine, an OpenAI-compatible endpoint, or turns written down."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from endstop.agent.context import Count, Estimate
-from endstop.agent.settings import ModelSettings, Price, read_mapping
+from endstop.agent.scripts import read_script
+from endstop.agent.settings import ModelSettings, Price
 from endstop.agent.text_tools import TextTools, as_text
 from endstop.agent.turns import Turn, read_turn
-from endstop.outcomes import StopKind
 from endstop.protocol.errors import EndstopError, RequestRefused
 from endstop.protocol.params import SamplingParams
-from endstop.protocol.toolcalls import ToolCall, ToolSyntax
+from endstop.protocol.toolcalls import ToolSyntax
 from endstop.runtime.generator import Generator
 
 if TYPE_CHECKING:
     from endstop.runtime.engine import Engine
-    from endstop.testing import Reply
 
 logger = logging.getLogger(__name__)
 
 ModelKind = Literal["engine", "endpoint", "scripted"]
 SCRIPTED = "scripted:"
 # How servers say that a prompt is longer than the window.
-_TOO_LONG = re.compile(r"context (length|window|size)|maximum context|too many tokens|prompt is too long", re.I)
+_TOO_LONG = re.compile(
+    r"context (length|window|size)|maximum context|too many tokens|prompt is too long", re.I
+)
 
 
 class ModelFailed(EndstopError):
@@ -61,7 +62,7 @@ class AgentModel:
     tool_calls: Literal["native", "text"] = "native"
     reports_cuts: bool = True
     keep_reasoning: bool = True
-    price: Price = Price()
+    price: Price = field(default_factory=Price)
     secrets: tuple[str, ...] = ()
 
     def messages(self, prompt: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -266,9 +267,6 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
-# Turns that are written down.
-
-
 def _scripted(settings: ModelSettings, path: Path, answered: int) -> AgentModel:
     from endstop.testing import ScriptedChat
 
@@ -298,52 +296,3 @@ class _Exhausted:
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str:
         raise EndstopError(self.text)
-
-
-def read_script(path: Path) -> tuple[list[Reply], bool]:
-    """The turns of a script, and whether its last one is repeated for ever. docs/agent.md has the format.
-
-    Raises EndstopError for a file that is no script, with the number of the turn.
-    """
-    data = read_mapping(path)
-    turns, then = data.get("turns"), data.get("then", "end")
-    if not isinstance(turns, list) or data.keys() - {"turns", "then"} or then not in ("end", "repeat"):
-        raise EndstopError(
-            f"{path}: a script is a mapping with `turns`, a list, and `then`: end or repeat (the last turn)."
-        )
-    return [reply_of(turn, f"{path}, turn {number}") for number, turn in enumerate(turns, 1)], then == "repeat"
-
-
-_TURN_KEYS = frozenset({"text", "calls", "reasoning", "stop_kind", "open_call", "tokens"})
-
-
-def reply_of(turn: Any, place: str = "turn") -> Reply:
-    """A turn of a script: a text, or a mapping with `text`, `calls`, `reasoning`, `stop_kind`, `open_call`
-    and `tokens`. A call is `{name: arguments}`, arguments a mapping or the JSON text as it is written."""
-    from endstop.testing import Reply
-
-    if isinstance(turn, str):
-        return Reply(turn)
-    if not isinstance(turn, Mapping):
-        raise EndstopError(f"{place} is neither a text nor a mapping.")
-    unknown = sorted(turn.keys() - _TURN_KEYS)
-    if unknown:
-        raise EndstopError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_TURN_KEYS))}.")
-    calls = []
-    for call in turn.get("calls") or ():
-        if not isinstance(call, Mapping) or len(call) != 1:
-            raise EndstopError(f"{place}: a call is one mapping of a tool's name to its arguments.")
-        [(name, arguments)] = call.items()
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        calls.append(ToolCall(str(name), text, text))
-    kind = turn.get("stop_kind", "turn_end")
-    if kind not in get_args(StopKind):
-        raise EndstopError(f"{place}: stop_kind {kind!r} is none of {', '.join(get_args(StopKind))}.")
-    return Reply(
-        str(turn.get("text") or ""),
-        tuple(calls),
-        str(turn.get("reasoning") or ""),
-        kind,
-        open_call=turn.get("open_call"),
-        tokens=turn.get("tokens"),
-    )

@@ -24,7 +24,7 @@ from endstop.agent.models import AgentModel, open_model
 from endstop.agent.prompts import render
 from endstop.agent.settings import AgentSettings, make_settings, merged
 from endstop.agent.tool import Tool
-from endstop.agent.toolbox import agent_tools
+from endstop.agent.toolbox import open_tools
 from endstop.agent.trajectory import Trajectory, now
 from endstop.agent.workplace import Workplace, open_workplace, secret_values
 from endstop.outcomes import EXIT_CODES, AgentOutcome
@@ -124,9 +124,12 @@ def run_agent(
             secrets=values,
         )
         trajectory.watch = watch or trajectory.watch
-        with open_workplace(settings, workspace, state, None, trajectory.watch) as place:
-            _begin(trajectory, settings, place, opened, extra_tools)
-            return _go_on(trajectory, settings, place, opened, extra_tools, person)
+        with (
+            open_workplace(settings, workspace, state, None, trajectory.watch) as place,
+            open_tools(settings, place, extra_tools) as tools,
+        ):
+            _begin(trajectory, settings, place, tools)
+            return _go_on(trajectory, settings, place, opened, tools, person)
 
 
 def resume_agent(
@@ -164,25 +167,21 @@ def resume_agent(
             trajectory.settings = settings.model_dump(mode="json", exclude={"task", "state"})
             trajectory.model = opened.describe()
             workspace = Path(trajectory.workspace)
-            with open_workplace(settings, workspace, state, trajectory, trajectory.watch) as place:
+            with (
+                open_workplace(settings, workspace, state, trajectory, trajectory.watch) as place,
+                open_tools(settings, place, extra_tools) as tools,
+            ):
                 _take_up(trajectory, place, before, answer)
-                return _go_on(trajectory, settings, place, opened, extra_tools, person)
+                return _go_on(trajectory, settings, place, opened, tools, person)
 
 
-def _begin(
-    trajectory: Trajectory,
-    settings: AgentSettings,
-    place: Workplace,
-    model: AgentModel,
-    extra_tools: Sequence[Tool],
-) -> None:
+def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, tools: Sequence[Tool]) -> None:
     """The first two messages, and the first save."""
-    tools = agent_tools(settings, place, lambda: "", extra_tools)
     task = settings.task
     trajectory.sandbox = {"mode": place.sandbox_mode, "description": place.sandbox_description}
     trajectory.baseline = place.baseline
     trajectory.tools = [tool.definition for tool in tools]
-    trajectory.verification = place.verification_state()
+    trajectory.verification = place.verification.to_dict() if place.verification is not None else None
     trajectory.gate = GateState().to_dict()
     system = render(
         "system",
@@ -194,7 +193,7 @@ def _begin(
         sandbox=place.sandbox_mode,
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
-        protected=list(place.protected_patterns),
+        protected=place.protected_patterns,
         bounds=task.bounds,
         interactive=settings.interactive,
     )
@@ -241,19 +240,19 @@ def _go_on(
     settings: AgentSettings,
     place: Workplace,
     model: AgentModel,
-    extra_tools: Sequence[Tool],
+    tools: Sequence[Tool],
     person: Person | None,
 ) -> AgentResult:
-    task = settings.task
+    """The loop, from where the trajectory stands, and the result."""
     gate = Gate(
-        task,
+        settings.task,
         place.trees,
         place.verification,
         GateState.from_dict(trajectory.gate),
         trajectory.baseline,
         settings.interactive,
     )
-    tools = agent_tools(settings, place, gate.state_block, extra_tools)
+    place.gate, place.spend = gate, trajectory.spend
     trajectory.tools = [tool.definition for tool in tools]
     budget = ContextBudget(
         model.window,
@@ -269,20 +268,24 @@ def _go_on(
         gate,
         trajectory,
         budget,
-        task.bounds,
+        settings.task.bounds,
         tree=place.trees.snapshot,
         person=person if settings.interactive else None,
     )
     try:
         end = _ended(trajectory) or agent.run()
-    except EndstopError as error:
-        end = gate.finish("error", str(error))
     except Exception as error:
+        # Whatever happens next: the record says that this run has failed, and can be resumed.
         gate.state.outcome = "error"
+        trajectory.outcome = {
+            "outcome": "error",
+            "message": f"{type(error).__name__}: {error}",
+            "details": [],
+        }
         agent.save()
-        trajectory.outcome = {"outcome": "error", "message": f"{type(error).__name__}: {error}", "details": []}
-        trajectory.save()
-        raise
+        if not isinstance(error, EndstopError):
+            raise
+        end = End("error", str(error))
     return _result(trajectory, settings, place, gate, end)
 
 

@@ -1,6 +1,6 @@
 """How an agent runs, as settings: a YAML or TOML file, then `key=value` overrides, every key checked.
 
-Precedence, from strong to weak: command-line flags, `-c key=value`, the task file, the settings file, defaults.
+Precedence, from strong to weak: flags, `-c key=value`, the task file, the settings file, defaults.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ModelSettings(_Strict):
             the model where `base_url` is given; `scripted:FILE` for turns that are written down.
         base_url: of an OpenAI-compatible endpoint, up to and including `/v1`.
         api_key_env: name of the environment variable that holds its key.
-        tool_calls: `native` leaves calls to the chat template or the server; `text` describes the tools in the
-            system message and reads calls from the text; `auto` is `text` where the template knows no tools.
+        tool_calls: `native` leaves calls to the chat template or the server; `text` describes the tools in
+            the system message and reads calls from the text; `auto` is `text` for templates without tools.
         window: tokens of the context window; None: the model's own, unknown for an endpoint.
         max_tokens: of one answer.
         sampling: further fields of SamplingParams.
@@ -92,7 +92,7 @@ class SandboxSection(_Strict):
         virtualenv: `auto` is the activated one; a path; or `none`.
         environment: variables of the commands. pass_env: names that are taken over from the own environment.
         allow_secrets: names of secrets that may be passed all the same.
-        seconds, memory_bytes, processes: of one command.
+        seconds, memory_bytes, processes, file_bytes, tmp_bytes: of one command; None: see CommandLimits.
     """
 
     mode: Literal["auto", "bubblewrap", "namespaces", "process"] = "auto"
@@ -103,9 +103,11 @@ class SandboxSection(_Strict):
     environment: Mapping[str, str] = Field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     allow_secrets: tuple[str, ...] = ()
-    seconds: Annotated[float, Field(gt=0)] = 120.0
-    memory_bytes: Annotated[int, Field(gt=0)] = 4 << 30
-    processes: Annotated[int, Field(gt=0)] = 256
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    processes: Annotated[int, Field(gt=0)] | None = None
+    file_bytes: Annotated[int, Field(gt=0)] | None = None
+    tmp_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
 class ContextSettings(_Strict):
@@ -153,6 +155,7 @@ class AgentSettings(_Strict):
     """Everything about a run but the workspace.
 
     Attributes:
+        unverified: run without a check, even if the project has one; the run can only end as `unverified`.
         secrets: names of environment variables that never enter the sandbox, and whose values never enter the
             trajectory. The key of the model's endpoint is always one.
         interactive: a person can be asked.
@@ -165,6 +168,7 @@ class AgentSettings(_Strict):
     context: ContextSettings = ContextSettings()
     prompts: PromptSettings = PromptSettings()
     tools: ToolSettings = ToolSettings()
+    unverified: bool = False
     secrets: tuple[str, ...] = ()
     interactive: bool = False
     state: Path | None = None

@@ -118,6 +118,9 @@ class Trajectory:
 
     # What happens to it.
 
+    def spend(self, cost: float) -> None:
+        self.cost += cost
+
     def say(self, role: str, content: str, kind: str, **meta: Any) -> Message:
         """Add what the harness says."""
         message = {"role": role, "content": content, "meta": {"kind": kind, "step": self.steps, **meta}}
