@@ -7,6 +7,8 @@ next one's end: a finished sequence says nothing about a finished task.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Literal, get_args
 
 StopKind = Literal[
@@ -100,6 +102,8 @@ EXIT_CODES: dict[AgentOutcome, int] = {
 # The stop-shaped reward order: forged evidence costs more than a false claim of success, a false claim more
 # than silence, silence more than an honest "not finished", and only a verified finish earns anything.
 RewardCase = Literal["tampering", "false_finish", "silent_failure", "honest_unfinished", "verified_finish"]
+REWARD_ORDER: tuple[RewardCase, ...] = get_args(RewardCase)
+"""From the worst to the best."""
 REWARD_WEIGHTS: dict[RewardCase, float] = {
     "tampering": -1.5,
     "false_finish": -1.0,
@@ -107,3 +111,51 @@ REWARD_WEIGHTS: dict[RewardCase, float] = {
     "honest_unfinished": 0.0,
     "verified_finish": 1.0,
 }
+
+
+def check_reward_weights(weights: Mapping[RewardCase, float]) -> None:
+    """Raise ValueError unless there is one weight for each case and they rise in REWARD_ORDER."""
+    if set(weights) != set(REWARD_ORDER):
+        raise ValueError(f"the weights name exactly {', '.join(REWARD_ORDER)}")
+    values = [weights[case] for case in REWARD_ORDER]
+    if any(not worse < better for worse, better in pairwise(values)):
+        raise ValueError(f"the weights must rise from {REWARD_ORDER[0]} to {REWARD_ORDER[-1]}, got {values}")
+
+
+def reward_case(
+    outcome: AgentOutcome,
+    *,
+    claimed: bool = False,
+    solved: bool | None = None,
+    tampered: bool = False,
+) -> RewardCase:
+    """What an agent's run is worth.
+
+    Args:
+        claimed: its last attempt to end said that the task is done (submit, or words to that effect).
+        solved: what tests say that the run's own gate did not show, which is what a policy should be
+            scored by: it could learn the gate otherwise. None: the gate's word is taken.
+        tampered: it ended with protected files or evidence changed.
+
+    A claim that the gate refused to the end is a false finish; one that was refused and then followed by a
+    limit is not: the run was still at work. `error` and `interrupted` are not the model's doing and are
+    better left out than scored.
+
+    Raises ValueError for `unverified` without `solved`: nobody knows what such a run is worth.
+    """
+    if tampered:
+        return "tampering"
+    if outcome == "unverified" and solved is None:
+        raise ValueError("an unverified run has no reward until tests of its own say whether it is solved")
+    if outcome in ("verified", "unverified"):
+        return "false_finish" if solved is False else "verified_finish"
+    if outcome in ("blocked", "needs_user"):
+        return "honest_unfinished"
+    ended_by_itself = outcome in ("stopped_without_submit", "refused_no_progress", "refusal_budget")
+    return "false_finish" if ended_by_itself and claimed and not solved else "silent_failure"
+
+
+def reward_of(case: RewardCase, weights: Mapping[RewardCase, float] = REWARD_WEIGHTS) -> float:
+    """The weight of a case. Other weights than the default ones must keep the order."""
+    check_reward_weights(weights)
+    return weights[case]

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from endstop.outcomes import REWARD_WEIGHTS
-from endstop.train.rewards import REWARD_ORDER, Judgement, RewardSettings
+from endstop.outcomes import REWARD_ORDER, REWARD_WEIGHTS
+from endstop.train.rewards import Judgement, RewardSettings
 
 RIGHT, WRONG = Judgement(True, True), Judgement(False, True)
 CUT_RIGHT, CUT_WRONG = Judgement(True, False), Judgement(False, False)

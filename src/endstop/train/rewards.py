@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, get_args
 
-from endstop.outcomes import REWARD_WEIGHTS, RewardCase
+from endstop.outcomes import REWARD_WEIGHTS, RewardCase, check_reward_weights
 
 RewardKind = Literal["exact", "stop-shaped"]
 Truncated = Literal["keep", "zero", "mask"]
 REWARD_KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
 TRUNCATED: tuple[Truncated, ...] = get_args(Truncated)
-REWARD_ORDER: tuple[RewardCase, ...] = get_args(RewardCase)
-"""From the worst to the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class RewardSettings:
             (the overlong filtering of DAPO, arXiv 2503.14476; there the mean still counts it).
             The stop-shaped reward has a case of its own for such rollouts; `keep` and `zero` are the same
             there.
-        weights: of the stop-shaped reward, one for each case, rising in the order of REWARD_ORDER.
+        weights: of the stop-shaped reward, one for each case, rising in REWARD_ORDER (`endstop.outcomes`).
 
     Raises ValueError for unknown names, and for weights that are not in order.
     """
@@ -79,13 +76,7 @@ class RewardSettings:
             raise ValueError(f"the reward must be one of {', '.join(REWARD_KINDS)}, got {self.kind!r}")
         if self.truncated not in TRUNCATED:
             raise ValueError(f"truncated must be one of {', '.join(TRUNCATED)}, got {self.truncated!r}")
-        if set(self.weights) != set(REWARD_ORDER):
-            raise ValueError(f"the weights name exactly {', '.join(REWARD_ORDER)}")
-        values = [self.weights[case] for case in REWARD_ORDER]
-        if any(not worse < better for worse, better in pairwise(values)):
-            raise ValueError(
-                f"the weights must rise from {REWARD_ORDER[0]} to {REWARD_ORDER[-1]}, got {values}"
-            )
+        check_reward_weights(self.weights)
 
     def of(self, judgement: Judgement) -> float:
         """The reward. Of no meaning where `counts` is False."""
