@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from endstop.agent.context import Count, Estimate
 from endstop.agent.scripts import read_script
-from endstop.agent.settings import ModelSettings, Price
+from endstop.agent.settings import SCRIPTED, ModelSettings, Price
 from endstop.agent.text_tools import TextTools, as_text
 from endstop.agent.turns import Turn, read_turn
 from endstop.protocol.errors import EndstopError, RequestRefused
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ModelKind = Literal["engine", "endpoint", "scripted"]
-SCRIPTED = "scripted:"
 # How servers say that a prompt is longer than the window.
 _TOO_LONG = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long", re.I
@@ -97,6 +96,8 @@ class AgentModel:
             started = clock()
             try:
                 result = self.generator.chat([self.messages(prompt)], params, tools=tools)[0]
+            except ModelFailed:
+                raise
             except EndstopError as error:
                 problem = str(error)
                 if isinstance(error, RequestRefused) and _TOO_LONG.search(problem):
@@ -295,4 +296,4 @@ class _Exhausted:
         self.text = f"the script {path} has {turns} turns, and the run asked for another one."
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        raise EndstopError(self.text)
+        raise ModelFailed(self.text)

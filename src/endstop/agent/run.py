@@ -22,7 +22,7 @@ from endstop.agent.gate import Gate, GateState
 from endstop.agent.loop import Agent
 from endstop.agent.models import AgentModel, open_model
 from endstop.agent.prompts import render
-from endstop.agent.settings import AgentSettings, make_settings, merged
+from endstop.agent.settings import AgentSettings, anchored, make_settings, merged
 from endstop.agent.tool import Tool
 from endstop.agent.toolbox import open_tools
 from endstop.agent.trajectory import Trajectory, now
@@ -104,7 +104,7 @@ def run_agent(
 
     Raises EndstopError where the run cannot start: no model, no workspace, a baseline that runs no test.
     """
-    workspace = workspace.resolve()
+    settings, workspace = anchored(settings, Path.cwd()), workspace.resolve()
     if not workspace.is_dir():
         raise EndstopError(f"the workspace {workspace} is not a directory.")
     identity = f"{datetime.now():%Y%m%d-%H%M%S}-{random_bytes.token_hex(2)}"
@@ -156,7 +156,7 @@ def resume_agent(
     with _locked(state):
         trajectory = Trajectory.load(state)  # it may have gone on before the lock was ours
         data = merged({**trajectory.settings, "task": trajectory.task}, changes or {})
-        settings = make_settings(data, "the settings of the resumed run")
+        settings = anchored(make_settings(data, "the settings of the resumed run"), Path.cwd())
         before = (trajectory.outcome or {}).get("outcome")
         if before is not None and before not in RESUMABLE:
             raise EndstopError(f"the run {trajectory.id} has ended as {before}, and that is final.")

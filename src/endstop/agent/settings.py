@@ -17,6 +17,7 @@ from endstop.agent.task import Task
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import FIELD_NAMES
 
+SCRIPTED = "scripted:"
 ToolCalls = Literal["auto", "native", "text"]
 
 
@@ -174,6 +175,35 @@ class AgentSettings(_Strict):
     state: Path | None = None
 
 
+def anchored(settings: AgentSettings, directory: Path) -> AgentSettings:
+    """The settings with every path made absolute, so that a run can be resumed from anywhere."""
+
+    def place(path: Path | None) -> Path | None:
+        return None if path is None else directory / path
+
+    def model(given: ModelSettings) -> ModelSettings:
+        name = given.name
+        if name.startswith(SCRIPTED):
+            name = f"{SCRIPTED}{directory / name.removeprefix(SCRIPTED)}"
+        elif name and given.base_url is None and (directory / name).exists():
+            name = str(directory / name)
+        return given.model_copy(update={"name": name})
+
+    prompts, tools = settings.prompts, settings.tools
+    oracle = None if tools.oracle is None else model(tools.oracle)
+    return settings.model_copy(
+        update={
+            "model": model(settings.model),
+            "prompts": PromptSettings(
+                system=place(prompts.system), task=place(prompts.task), compaction=place(prompts.compaction)
+            ),
+            "tools": tools.model_copy(
+                update={"modules": tuple(directory / path for path in tools.modules), "oracle": oracle}
+            ),
+        }
+    )
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """A settings or task file: TOML by its ending, else YAML (which JSON is too)."""
     try:
@@ -181,7 +211,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise EndstopError(f"{path} cannot be read: {error}.") from error
     try:
-        data = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
     except ValueError as error:
         raise EndstopError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
     if data is None:
@@ -196,8 +226,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(below, value) if both else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(below, value)
+        else:
+            result[key] = value
     return result
 
 
@@ -210,7 +242,7 @@ def overrides(entries: Sequence[str]) -> dict[str, Any]:
         if not separator or not all(key.split(".")):
             raise EndstopError(f"-c takes key=value such as task.bounds.steps=20, got {entry!r}.")
         try:
-            nested: Any = _yaml(value)
+            nested: Any = read_yaml(value)
         except ValueError as error:
             raise EndstopError(
                 f"-c {key}: the value cannot be read: {' '.join(str(error).split())}."
@@ -253,20 +285,17 @@ def names_of(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The name that is spelled most alike; of dotted names the last part counts first."""
-    last = name.rpartition(".")[2]
+    """The name that is spelled most alike, those in the same place first."""
+    place, _, last = name.rpartition(".")
 
-    def likeness(candidate: str) -> tuple[float, float]:
-        own = candidate.rpartition(".")[2]
-        return (
-            difflib.SequenceMatcher(None, last, own).ratio(),
-            difflib.SequenceMatcher(None, name, candidate).ratio(),
-        )
+    def likeness(candidate: str) -> float:
+        own_place, _, own = candidate.rpartition(".")
+        return difflib.SequenceMatcher(None, last, own).ratio() + 0.3 * (place == own_place)
 
     return max(sorted(known), key=likeness)
 
 
-def _yaml(text: str) -> Any:
+def read_yaml(text: str) -> Any:
     """Raises ValueError for text that is no YAML."""
     try:
         import yaml

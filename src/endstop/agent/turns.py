@@ -57,7 +57,7 @@ class Turn:
             },
             "seconds": round(self.seconds, 3),
         }
-        optional = {
+        optional: dict[str, Any] = {
             "cost": self.cost,
             "cut": self.cut,
             "bad": self.bad,
@@ -65,6 +65,8 @@ class Turn:
             "broken_calls": list(output.broken_calls),
             "error": output.error,
         }
+        if output.trace is not None:
+            optional["trace"] = _rounded(output.trace.to_dict())
         return values | {name: value for name, value in optional.items() if value}
 
 
@@ -101,6 +103,15 @@ def cost_of(usage: Usage, price: Price) -> float:
     fresh = max(0, usage.prompt_tokens - usage.cached_tokens)
     total = fresh * price.input + usage.cached_tokens * cached + usage.completion_tokens * price.output
     return total / 1_000_000
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits of a probability are enough for a picture, and a third of the file."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _start_of(text: str) -> str:
