@@ -36,7 +36,9 @@ def trajectory_of(path: Path, turns: int, size: int) -> Trajectory:
 
 def add_turn(trajectory: Trajectory, number: int, size: int) -> None:
     call = ToolCall("read_file", json.dumps({"path": f"file{number}"}), "")
-    output = CompletionOutput(0, "", [], "tool_calls", "tool_end", content=f"step {number}", tool_calls=(call,))
+    output = CompletionOutput(
+        0, "", [], "tool_calls", "tool_end", content=f"step {number}", tool_calls=(call,)
+    )
     trajectory.add_turn(Turn(output, Usage(1, 1)))
     for open_call in trajectory.open_calls():
         trajectory.answer(open_call, "word " * size, True)

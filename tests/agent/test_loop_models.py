@@ -14,7 +14,9 @@ from endstop.agent.settings import ModelSettings
 from endstop.protocol.errors import EndstopError
 from endstop.testing import Reply
 
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+]
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -177,7 +179,9 @@ def test_a_script_may_repeat_its_last_turn(tmp_path):
 
 
 def test_turns_of_a_script():
-    reply = reply_of({"text": "x", "stop_kind": "max_tokens", "open_call": '{"a', "tokens": 9, "reasoning": "r"})
+    reply = reply_of(
+        {"text": "x", "stop_kind": "max_tokens", "open_call": '{"a', "tokens": 9, "reasoning": "r"}
+    )
     assert reply == Reply("x", (), "r", "max_tokens", None, '{"a', 9)
     # Arguments may be written as they are, broken ones too.
     assert reply_of({"calls": [{"look": '{"at":  "a"}'}]}).tool_calls[0].arguments == '{"at":  "a"}'

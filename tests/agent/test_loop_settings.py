@@ -57,7 +57,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(entry, nearest):
 
 
 def test_an_unknown_sampling_field_is_refused_with_the_nearest_name():
-    with pytest.raises(EndstopError, match=r"model\.sampling has no 'temprature'; the nearest is 'temperature'"):
+    with pytest.raises(
+        EndstopError, match=r"model\.sampling has no 'temprature'; the nearest is 'temperature'"
+    ):
         make_settings({"task": {"task": "x"}, "model": {"sampling": {"temprature": 0}}})
 
 

@@ -8,7 +8,10 @@ from endstop.agent.text_tools import TextTools, as_text
 from endstop.testing import Reply, ScriptedChat
 
 TOOLS = [
-    {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+    }
 ]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "a"}}\n</tool_call>'
 
@@ -82,6 +85,8 @@ def test_history_is_said_in_texts_and_users_turns_become_one():
 
 
 def test_streams_give_the_same_message():
-    deltas = list(TextTools(ScriptedChat([CALL])).stream_chat([{"role": "user", "content": "Hi"}], tools=TOOLS))
+    deltas = list(
+        TextTools(ScriptedChat([CALL])).stream_chat([{"role": "user", "content": "Hi"}], tools=TOOLS)
+    )
     assert deltas[-1].output.tool_calls[0].name == "look"
     assert deltas[-1].finish_reason == "tool_calls"

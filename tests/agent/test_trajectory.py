@@ -52,7 +52,11 @@ def test_the_saved_messages_are_the_prompt(trajectory):
         "content": "I look.",
         "reasoning_content": "hm",
         "tool_calls": [
-            {"id": f"c0000100{n}", "type": "function", "function": {"name": "look", "arguments": f'{{"at": {n + 1}}}'}}
+            {
+                "id": f"c0000100{n}",
+                "type": "function",
+                "function": {"name": "look", "arguments": f'{{"at": {n + 1}}}'},
+            }
             for n in (0, 1)
         ],
     }

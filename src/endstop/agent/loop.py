@@ -92,7 +92,14 @@ class Agent:
         left = None if self.bounds.seconds is None else max(0.01, self.bounds.seconds - self.seconds)
         self.trajectory.watch("asking", None)
         try:
-            turn = self.model.ask(prompt, self.definitions, max_tokens=room, max_time=left, clock=self.clock)
+            turn = self.model.ask(
+                prompt,
+                self.definitions,
+                max_tokens=room,
+                max_time=left,
+                step=self.trajectory.steps,
+                clock=self.clock,
+            )
         except WindowFull:
             # The server has said what nobody had named before: this prompt is more than its window holds.
             self.budget.window = self.budget.count(prompt, self.definitions)

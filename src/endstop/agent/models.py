@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,13 +85,16 @@ class AgentModel:
         *,
         max_tokens: int,
         max_time: float | None,
-        clock: Callable[[], float],
+        step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Turn:
         """The next answer. An error is tried once more; a cut answer is an answer, and never tried again.
 
+        `step`: how many answers came before; with a seed it makes the draws of each answer its own.
         Raises ModelFailed, or WindowFull where a server whose window is not known refuses the prompt.
         """
-        params = self.params.replace(max_tokens=max_tokens, max_time=max_time)
+        seed = None if self.params.seed is None else self.params.seed + step
+        params = self.params.replace(max_tokens=max_tokens, max_time=max_time, seed=seed)
         problem = ""
         for _ in range(2):
             started = clock()

@@ -88,7 +88,9 @@ def recorded_turns(trajectory: Trajectory) -> list[Reply]:
                 turn["content"],
                 tuple(ToolCall(f["name"], f["arguments"], f["arguments"]) for f in functions),
                 turn.get("reasoning_content", ""),
-                "max_tokens" if "cut" in meta and kind not in ("max_tokens", "context", "repetition") else kind,
+                "max_tokens"
+                if "cut" in meta and kind not in ("max_tokens", "context", "repetition")
+                else kind,
                 meta["stop_reason"],
                 meta.get("open_call", broken),
                 meta["usage"]["completion_tokens"],

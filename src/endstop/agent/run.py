@@ -50,7 +50,7 @@ class AgentResult:
         diff: from the start to the files as they are. best_verified_tree, best_diff: the last tree that
             passed, with what it changed; where a later edit broke it, that is what is worth keeping.
         opened: protected paths that the task allowed and the run changed. unprotected: inputs of the
-            verification that nobody guards (dependencies).
+            verification that nobody guards (dependencies). notes: what is weaker than it could be.
         sandbox: the mode and why it is no stronger. warnings: e.g. an empty diff.
     """
 
@@ -75,6 +75,7 @@ class AgentResult:
     changed: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
     unprotected: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     refusals: int = 0
     gate_runs: int = 0
@@ -177,7 +178,8 @@ def resume_agent(
 
 def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, tools: Sequence[Tool]) -> None:
     """The first two messages, and the first save."""
-    task = settings.task
+    task = place.task
+    trajectory.task = task.model_dump(mode="json")
     trajectory.sandbox = {"mode": place.sandbox_mode, "description": place.sandbox_description}
     trajectory.baseline = place.baseline
     trajectory.tools = [tool.definition for tool in tools]
@@ -187,13 +189,13 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
         "system",
         settings.prompts.system,
         system=f"{platform.system()} {platform.release()} ({platform.machine()})",
-        shell=place.shell,
+        shell="bash",
         directory=place.directory,
         network=settings.sandbox.network,
         sandbox=place.sandbox_mode,
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
-        protected=place.protected_patterns,
+        protected=place.protected.patterns if place.verification is not None else (),
         bounds=task.bounds,
         interactive=settings.interactive,
     )
@@ -245,7 +247,7 @@ def _go_on(
 ) -> AgentResult:
     """The loop, from where the trajectory stands, and the result."""
     gate = Gate(
-        settings.task,
+        place.task,
         place.trees,
         place.verification,
         GateState.from_dict(trajectory.gate),
@@ -329,6 +331,7 @@ def _result(
         tuple(trees.changed(trajectory.baseline, tree)),
         tuple(state.openings),
         settings.task.dependencies,
+        place.notes,
         tuple(warnings),
         state.refusals,
         state.gate_runs,

@@ -23,9 +23,9 @@ _FENCE = re.compile(r"^```(?:tool_call|json)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTAL
 _HOW = """
 
 # How to call a tool
-Write exactly this, one block for each call:
+Write exactly this, one block for each call; for example:
 <tool_call>
-{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}
+EXAMPLE
 </tool_call>
 The result comes in the next message between <tool_response> and </tool_response>; never write one yourself.
 
@@ -109,7 +109,8 @@ def as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list
     if described:
         if not plain or plain[0]["role"] != "system":
             plain.insert(0, {"role": "system", "content": ""})
-        plain[0]["content"] = (plain[0]["content"] + _HOW + described).strip()
+        how = _HOW.replace("EXAMPLE", json.dumps(_example(tools[0]["function"])))
+        plain[0]["content"] = (plain[0]["content"] + how + described).strip()
     return plain
 
 
@@ -145,6 +146,14 @@ def _fenced(content: str, names: frozenset[str]) -> tuple[str, list[ToolCall]]:
 
     rest = _FENCE.sub(take, content)
     return (rest, calls) if calls else (content, [])
+
+
+def _example(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of this tool with a text for each argument that it needs."""
+    return {
+        "name": function["name"],
+        "arguments": {name: "..." for name in function["parameters"].get("required", ())},
+    }
 
 
 def _names(tools: Sequence[Any]) -> frozenset[str]:

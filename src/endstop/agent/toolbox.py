@@ -27,7 +27,8 @@ def open_tools(settings: AgentSettings, place: Workplace, extra: Sequence[Tool] 
 
     Raises EndstopError for a server or a file that cannot be opened, and for two tools of one name.
     """
-    from endstop.agent.tools import ToolContext, load_tools, standard_tools
+    from endstop.agent.tools import ToolContext, standard_tools
+    from endstop.agent.tools.own import load_tools
     from endstop.sandbox.files import WorkspaceFiles
 
     wanted = settings.tools

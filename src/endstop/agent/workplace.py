@@ -13,11 +13,11 @@ from typing import Any
 from endstop.agent.gate import Gate
 from endstop.agent.protected import Protected
 from endstop.agent.settings import AgentSettings, SandboxSection
-from endstop.agent.task import VerifySettings
+from endstop.agent.task import Task
 from endstop.agent.trajectory import Trajectory
 from endstop.agent.tree import Trees
 from endstop.agent.verification import Verification
-from endstop.agent.verifiers import found
+from endstop.agent.verifiers import resolved
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.arguments import INSIDE
 from endstop.sandbox.modes import describe, given_mode
@@ -36,12 +36,14 @@ class Workplace:
 
     Attributes:
         root: where commands, file tools and snapshots work: the workspace, or the copy of it.
+        task: with the check filled in that was found in the project.
         baseline: tree at the start of the run.
         verification: None where the project has no check.
         bind: path in the workspace -> host path that is seen there, read-only (dependencies).
         gate, spend: set when the loop begins; what the oracle is told, and who pays for it.
     """
 
+    task: Task
     workspace: Path
     root: Path
     sandbox: SandboxSettings
@@ -49,7 +51,7 @@ class Workplace:
     working: WorkingCopy
     baseline: str
     verification: Verification | None
-    verify: VerifySettings | None
+    protected: Protected
     bind: dict[str, Path] = field(default_factory=dict)
     gate: Gate | None = None
     spend: Callable[[float], None] | None = None
@@ -69,7 +71,17 @@ class Workplace:
 
     @property
     def verify_command(self) -> str:
-        return (self.verify.command or "") if self.verify is not None else ""
+        """What proves that the work is done, "" where nothing does."""
+        return (self.task.verify.command or "") if self.verification is not None else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is weaker here than it could be."""
+        baseline = self.verification.baseline if self.verification is not None else None
+        notes = list(baseline.notes) if baseline is not None else []
+        if self.working.conflicts:
+            notes.append(f"could not be brought back to the workspace: {', '.join(self.working.conflicts)}")
+        return tuple(notes)
 
     def bring_back(self) -> None:
         """What was changed in the copy goes to the workspace."""
@@ -93,22 +105,27 @@ def open_workplace(
     sandbox = sandbox_settings(settings)
     watch("sandbox", describe(sandbox))
     bind = _dependencies(task.dependencies, workspace)
-    with contextlib.closing(WorkingCopy.open(workspace, state, sandbox)) as working:
+    with WorkingCopy.open(workspace, state, sandbox, exclude=task.dependencies) as working:
         trees = Trees(state, working.root, exclude=task.dependencies)
         baseline = trajectory.baseline if trajectory is not None else trees.snapshot()
-        verify = None if settings.unverified else _verify_settings(task.verify, workspace)
+        if not settings.unverified:
+            task = task.model_copy(update={"verify": resolved(task.verify, workspace)})
         verification = None
-        watch("verify", verify)
-        if verify is not None:
-            protected = Protected.of(verify, task.protected, task.allow)
-            verification = Verification(trees, verify, protected, baseline, sandbox, state, dependencies=bind)
+        protected = Protected.of(task)
+        checked = task.verify.command is not None and not settings.unverified
+        watch("verify", task.verify if checked else None)
+        if checked:
             if trajectory is not None and trajectory.verification is not None:
-                verification.restore(trajectory.verification)
+                verification = Verification.from_dict(
+                    trajectory.verification, trees, task.verify, protected, sandbox, state, bind
+                )
             else:
-                watch("baseline", None)
-                verification.start()
+                verification = Verification(trees, task.verify, protected, baseline, sandbox, state, bind)
+            watch("baseline", None)
+            verification.start()
+            protected = verification.protected
         yield Workplace(
-            workspace, working.root, sandbox, trees, working, baseline, verification, verify, bind
+            task, workspace, working.root, sandbox, trees, working, baseline, verification, protected, bind
         )
 
 
@@ -182,14 +199,3 @@ def _dependencies(paths: tuple[str, ...], workspace: Path) -> dict[str, Path]:
             raise EndstopError(f"the dependency {path} is not in the workspace {workspace}.")
         bind[path] = host
     return bind
-
-
-def _verify_settings(given: VerifySettings, workspace: Path) -> VerifySettings | None:
-    """The check that is named, or the one that the project has."""
-    if given.command is not None:
-        return given
-    own = found(workspace)
-    if own is None:
-        return None
-    named = given.model_dump(exclude_unset=True)
-    return VerifySettings(**{**own.model_dump(exclude_unset=True), **named})

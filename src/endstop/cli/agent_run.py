@@ -26,7 +26,9 @@ _MODEL, _CHECK, _LIMITS = "Model", "Check", "Limits"
 @app.command("run")
 @verb()
 def run(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="What is to be done; - reads stdin.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="What is to be done; - reads stdin.")
+    ] = None,
     workspace: Annotated[
         Path, typer.Option("--workspace", "-w", help="The project; files outside it cannot be changed.")
     ] = Path("."),
@@ -62,7 +64,9 @@ def run(
     verify: Annotated[
         str | None,
         typer.Option(
-            "--verify", help="The project's check, e.g. 'pytest -q'; else it is found.", rich_help_panel=_CHECK
+            "--verify",
+            help="The project's check, e.g. 'pytest -q'; else it is found.",
+            rich_help_panel=_CHECK,
         ),
     ] = None,
     no_verify: Annotated[
@@ -92,7 +96,8 @@ def run(
         typer.Option("--interactive/--headless", help="Whether you answer questions (default: headless)."),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="Directory of the run's record; must not lie in the workspace.")
+        Path | None,
+        typer.Option("--state", help="Directory of the run's record; must not lie in the workspace."),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="STATE", help="Go on with a run that was stopped.")

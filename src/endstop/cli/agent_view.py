@@ -110,6 +110,7 @@ def write_summary(result: AgentResult) -> None:
         ("assumed", "; ".join(result.assumptions)),
         ("opened", ", ".join(result.opened)),
         ("unguarded", ", ".join(result.unprotected)),
+        ("note", "; ".join(result.notes)),
         ("warning", _WARNING if "EMPTY_DIFF" in result.warnings else ""),
         ("record", str(result.trajectory)),
     ]
