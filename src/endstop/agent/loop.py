@@ -131,10 +131,11 @@ class Agent:
     def _malformed(self, code: NoticeCode, why: str) -> End | None:
         """No call of this turn runs; each gets an error for its result."""
         decision = self.gate.format_error(code, why)
-        end = None
-        for call in self.trajectory.open_calls() or [None]:
-            end = self._tell(call, decision)
-        return end
+        for call in self.trajectory.open_calls():
+            self._tell(call, decision)
+        if not self.trajectory.turns[-1].get("tool_calls"):
+            self._tell(None, decision)
+        return decision if isinstance(decision, End) else None
 
     def _run_calls(self, calls: Sequence[Mapping[str, Any]]) -> End | None:
         bad: list[str] = []
