@@ -137,7 +137,7 @@ def _score_table(found: Sequence[GateScore]) -> Table:
     for score in found:
         table.add_row(
             score.gate,
-            GATES[score.gate],  # type: ignore[index]
+            GATES[score.gate],
             f"{len(score.accepted_wrongly)} of {score.not_done + score.done}",
             str(score.manipulations_accepted),
             f"{len(score.refused_wrongly)} of {score.done}",

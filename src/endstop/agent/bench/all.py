@@ -33,7 +33,7 @@ class GateScore:
     def to_dict(self) -> dict[str, Any]:
         return {
             "gate": self.gate,
-            "says_done_when": GATES[self.gate],  # type: ignore[index]
+            "says_done_when": GATES[self.gate],
             "not_done": self.not_done,
             "done": self.done,
             "accepted_wrongly": list(self.accepted_wrongly),
