@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,28 @@ def test_bash_changes_reach_the_workspace(context: ToolContext, project: Path) -
     assert call(tools, "edit_file", path="made.txt", old="new", new="newer").ok
     assert (project / "made.txt").read_text() == "newer\n"
     assert call(tools, "bash", command="cat made.txt").text.startswith("newer\n")
+
+
+def test_what_cannot_be_brought_back_is_said(context: ToolContext, project: Path) -> None:
+    if context.root == project:
+        pytest.skip("commands work in the workspace itself")
+    (project / "notes.txt").mkdir()
+    (project / "notes.txt" / "mine").write_text("of the user, meanwhile\n")
+    result = call(standard_tools(context), "bash", command="echo of the agent > notes.txt")
+    assert result.text.endswith("[not brought to the workspace, where something else stands now: notes.txt]")
+    assert (project / "notes.txt" / "mine").read_text() == "of the user, meanwhile\n"
+
+
+def test_dependencies_are_seen_by_commands(context: ToolContext, tmp_path: Path) -> None:
+    host = tmp_path / "dependencies"
+    (host / "lib").mkdir(parents=True)
+    (host / "lib" / "index.js").write_text("needle\n")
+    tools = standard_tools(replace(context, bind={"vendor": host}))
+    assert call(tools, "bash", command="cat vendor/lib/index.js").text == "needle\n[exit code 0]"
+    assert call(tools, "code_search", pattern="needle", path="vendor").text == "vendor/lib/index.js:1:needle"
+    assert call(tools, "read_file", path="vendor/lib/index.js").text == (
+        "vendor/lib/index.js belongs to a dependency, which only commands see: use bash or code_search."
+    )
 
 
 def test_bash_is_ended_at_its_time_and_nothing_lives_on(context: ToolContext, project: Path) -> None:
@@ -154,6 +177,7 @@ def test_search_finds_lines_everywhere_but_in_what_is_fetched(search: Any) -> No
             "src/deep/more.py:1:import calc", "src/deep/more.py:5:    return calc.add(1, 2)"]),
         ({"pattern": "add", "glob": "{calc,x}.py"}, [
             ".hidden/x.py:1:add = 1", "src/calc.py:1:def add(a, b):"]),
+        ({"pattern": "Gr|import", "glob": "!*.txt"}, ["src/deep/more.py:1:import calc"]),
         ({"pattern": "add", "path": "node_modules"}, ["node_modules/m/index.js:1:add"]),
         ({"pattern": "return a", "path": "to_src"}, ["to_src/calc.py:2:    return a - b"]),
         ({"pattern": "-b", "path": "src", "literal": True}, ["No matches."]),

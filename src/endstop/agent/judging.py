@@ -113,10 +113,8 @@ def _required(settings: VerifySettings, report: TestReport) -> Finding | None:
         return None
     told = []
     for wanted in missing:
-        found = find_tests(wanted, report)
-        told.append(
-            f"{wanted} ({'was not run' if not found else 'was ' + '/'.join(sorted(set(found.values())))})"
-        )
+        results = sorted(set(find_tests(wanted, report).values()))
+        told.append(f"{wanted} ({'/'.join(results) or 'not run'})")
     return Finding(
         "REQUIRED_NOT_PASSED",
         tuple(missing),

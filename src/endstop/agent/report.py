@@ -190,9 +190,10 @@ def _parse(content: bytes) -> list[_Case]:
         parser.Parse(content, True)
     except expat.ExpatError as error:
         raise UnreadableReport(f"it is no whole XML file: {error}") from error
-    except ValueError as error:
-        if isinstance(error, UnreadableReport):
-            raise
+    except UnreadableReport:
+        raise
+    except (ValueError, LookupError, TypeError) as error:
+        # Of encodings that are none, or none for text.
         raise UnreadableReport(f"it is no XML file: {error}") from error
     return reading.cases
 

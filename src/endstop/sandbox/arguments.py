@@ -141,7 +141,7 @@ def waiting(argv: Sequence[str], limits: CommandLimits, others: int) -> list[str
     return [
         *("/bin/sh", "-c", _WAIT, "sh", _tool("prlimit")),
         f"--nproc={processes}:{processes}",
-        f"--as={limits.memory_bytes}:{limits.memory_bytes}",
+        f"--as={limits.address_bytes}:{limits.address_bytes}",
         f"--fsize={limits.file_bytes}:{limits.file_bytes}",
         f"--nofile={limits.open_files}:{limits.open_files}",
         # Above the soft limit SIGXCPU, which says what happened; above the hard one SIGKILL.

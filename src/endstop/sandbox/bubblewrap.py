@@ -22,7 +22,7 @@ from endstop.sandbox.load import Load, load_below, processes_of_user
 from endstop.sandbox.settings import CommandLimits, SandboxSettings
 
 _CHUNK = 1 << 16
-_LOOK = 0.5  # seconds between two looks at what a command uses
+_LOOK = 0.2  # seconds between two looks at what a command uses
 _START = 20.0  # seconds in which the sandbox must stand
 _DEATH = 10.0  # seconds in which everything must be dead after SIGKILL
 _PASSWD = (

@@ -45,14 +45,14 @@ def bash_tool(context: ToolContext) -> Tool:
                 output_bytes=context.output_bytes,
             )
         finally:
-            context.bring_back()
-        return shown(result, seconds)
+            lost = context.bring_back()
+        return shown(result, seconds, lost)
 
     return bash
 
 
-def shown(result: CommandResult, limit: float) -> ToolResult:
-    """A command's result for the model: its output, and how it ended."""
+def shown(result: CommandResult, limit: float, lost: str = "") -> ToolResult:
+    """A command's result for the model: its output, how it ended, and what was not brought back."""
     if result.cause == "exit":
         ended = f"exit code {result.exit_code}"
     else:
@@ -71,4 +71,4 @@ def shown(result: CommandResult, limit: float) -> ToolResult:
         "net_attempt": result.net_attempt,
     }
     # How long it took is for the record only: the same command with the same result reads the same.
-    return ToolResult(f"{text}[{ended}]", ok=result.exit_code == 0, details=details)
+    return ToolResult(f"{text}[{ended}]{lost}", ok=result.exit_code == 0, details=details)
