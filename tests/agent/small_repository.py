@@ -1,4 +1,4 @@
-"""A small real project with a history, a bug, and tests that show it; and scripts of what a model does in it."""
+"""A small real project with a history, a bug, and tests that show it; and scripts of models that work in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 FILES = {
-    "pyproject.toml": '[project]\nname = "shelf"\nversion = "0.3.0"\n\n[tool.pytest.ini_options]\npythonpath = ["src"]\n',
+    "pyproject.toml": """[project]
+name = "shelf"
+version = "0.3.0"
+
+[tool.pytest.ini_options]
+pythonpath = ["src"]
+""",
     "README.md": "# shelf\n\nKeeps count of what is on the shelves.\n",
     ".gitignore": "__pycache__/\n",
     "src/shelf/__init__.py": "from shelf.stock import Stock\n\n__all__ = ['Stock']\n",

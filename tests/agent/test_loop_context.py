@@ -123,7 +123,7 @@ def test_shortened_texts_keep_both_ends(text, limit):
     else:
         head, mark, tail = short.partition("\n[... ")
         assert mark
-        tail = tail.partition(" ...]\n")[2] if head else tail.partition(" ...]\n")[2]
+        tail = tail.partition(" ...]\n")[2]
         assert text.startswith(head)
         assert text.endswith(tail)
         assert len(head.encode()) + len(tail.encode()) <= limit

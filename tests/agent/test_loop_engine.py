@@ -42,7 +42,9 @@ def scripted_engine(directory, answers, template):
     return engine_over(model, directory, chat_template=template, make_tool=None)
 
 
-@pytest.mark.parametrize(("template", "calls"), [("qwen2_5.jinja", "native"), ("qwen3.jinja", "native"), (None, "text")])
+@pytest.mark.parametrize(
+    ("template", "calls"), [("qwen2_5.jinja", "native"), ("qwen3.jinja", "native"), (None, "text")]
+)
 def test_calls_through_the_template_or_through_text(tmp_path, directory, template, calls):
     source = None if template is None else (TEMPLATES / template).read_text()
     engine = scripted_engine(directory, [WRITE, "Done.", SUBMIT], source)

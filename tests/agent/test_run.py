@@ -61,7 +61,9 @@ def test_a_run_that_claims_and_then_fixes(project, settings):
     result = run_agent(settings([small.CLAIM, small.submit(), READ, FIX, small.submit()]), project)
     assert (result.outcome, result.exit_code, result.steps) == ("verified", 0, 5)
     data = record(result)
-    codes = [message["meta"]["decision"]["code"] for message in data["messages"] if "decision" in message["meta"]]
+    codes = [
+        message["meta"]["decision"]["code"] for message in data["messages"] if "decision" in message["meta"]
+    ]
     assert codes == ["NO_SUBMIT", "VERIFY_FAILED", "verified"]
     assert result.changed == ("src/shelf/stock.py",)
     assert "+        return sum(self.items.values())" in result.diff
@@ -105,7 +107,10 @@ def test_nothing_to_do_is_a_success(project, settings):
 
 def test_limits_keep_the_best_tree(project, settings):
     """Verified but refused for its checklist, broken later: the limit names the tree that was good."""
-    checklist = {"checklist": [{"id": "docs", "text": "CHANGES.md says what changed"}], "bounds": {"steps": 4}}
+    checklist = {
+        "checklist": [{"id": "docs", "text": "CHANGES.md says what changed"}],
+        "bounds": {"steps": 4},
+    }
     broken = {"calls": [{"edit_file": {"path": "src/shelf/stock.py", "old": "sum(", "new": "max("}}]}
     turns = [FIX, small.submit(evidence={"docs": "CHANGES.md"}), broken, READ]
     result = run_agent(settings(turns, task=checklist), project)
@@ -140,7 +145,10 @@ def test_the_check_is_found_and_shown(project, settings):
 
 def test_a_check_that_runs_no_test_is_refused_at_the_start(project, settings):
     with pytest.raises(EndstopError, match="test"):
-        run_agent(settings([small.submit()], task={"verify": {"command": "python -m pytest --collect-only"}}), project)
+        run_agent(
+            settings([small.submit()], task={"verify": {"command": "python -m pytest --collect-only"}}),
+            project,
+        )
 
 
 def test_a_secret_enters_neither_sandbox_nor_record(project, settings, monkeypatch):
@@ -150,7 +158,7 @@ def test_a_secret_enters_neither_sandbox_nor_record(project, settings, monkeypat
     assert result.outcome == "verified"
     text = result.trajectory.read_text()
     assert "hunter2" not in text
-    assert "A_KEY is \\n" in text
+    assert "A_KEY is\\n" in text
     with pytest.raises(EndstopError, match="A_KEY is a secret"):
         run_agent(
             settings([show], sandbox={"pass_env": ["A_KEY"]}, state=str(project.parent / "two")), project
@@ -278,7 +286,9 @@ def test_a_killed_run_goes_on(project, tmp_path, number):
     state = tmp_path / "state"
     model = small.script(tmp_path / "script.json", [small.CLAIM, SLOW_COMMAND, FIX, small.submit()])
     argv = command(project, state, "make the tests pass", "--model", model)
-    process = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         until = time.monotonic() + 60
         while not started(project, state):
@@ -329,7 +339,9 @@ def test_runs_killed_again_and_again_come_to_their_end(project, tmp_path):
     argv = command(project, state, "make the tests pass", "--model", model, "-q")
     seconds = 0.6
     for _ in range(40):
-        process = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -61,7 +61,9 @@ def test_a_small_model_ends_truthfully(tmp_path, model, task, seed):
         trace = turn["meta"]["trace"]
         assert len(trace["steps"]) == turn["meta"]["usage"]["completion_tokens"]
         assert all(0 <= step["p_stop"] <= 1 for step in trace["steps"])
-    passes = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=project, capture_output=True).returncode
+    passes = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=project, capture_output=True
+    ).returncode
     assert result.outcome != "unverified"
     assert (result.outcome == "verified") <= (passes == 0)
     assert passes == 0 or result.best_verified_tree != result.tree

@@ -152,7 +152,7 @@ def _example(function: Mapping[str, Any]) -> dict[str, Any]:
     """A call of this tool with a text for each argument that it needs."""
     return {
         "name": function["name"],
-        "arguments": {name: "..." for name in function["parameters"].get("required", ())},
+        "arguments": dict.fromkeys(function["parameters"].get("required", ()), "..."),
     }
 
 
