@@ -104,7 +104,7 @@ def test_s33_an_attempt_to_reach_the_network_is_recorded(
     monkeypatch.setenv("SOME_API_KEY", "sk-very-secret")
     result, trajectory = run(BY_NUMBER["S33"], tmp_path)
     [first] = [m for m in trajectory["messages"] if m["role"] == "tool" and m["meta"]["step"] == 1]
-    assert first["meta"]["net_attempt"] is True
+    assert first["meta"]["details"]["net_attempt"] is True
     assert "sk-very-secret" not in json.dumps(trajectory)
     assert result.outcome == "verified"
 
