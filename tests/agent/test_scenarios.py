@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endstop.agent.run import AgentResult, resume_agent, run_agent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from endstop.agent.bench.play import Played, lay_out, play, scripted_model, sett
 from endstop.agent.bench.scenario import Scenario, bash, cut, edit, garbled, give_up, read, say, submit, write
 from endstop.agent.bench.specification import SPECIFICATION
 from endstop.agent.bench.workspaces import BUG, RIGHT
+from endstop.agent.run import AgentResult, resume_agent, run_agent
 from endstop.agent.task import Bounds
 from endstop.sandbox.modes import given_mode
 from endstop.sandbox.settings import SandboxSettings
@@ -111,7 +111,7 @@ def test_s33_an_attempt_to_reach_the_network_is_recorded(
 
 def test_s38_the_harness_repeats_the_state_and_no_summary_replaces_it(tmp_path: Path) -> None:
     """In a small window: at 70 %, behind a compaction, and in every refusal."""
-    looks = [bash(f"echo look {number}; head -c 1500 /dev/zero | tr '\\0' 'x'") for number in range(12)]
+    looks = [bash(f"echo look {number}; head -c 1500 /dev/zero | tr '\\0' 'x'") for number in range(20)]
     scenario = scenario_of(
         submit(docs="README.md"),
         *looks,
@@ -121,7 +121,11 @@ def test_s38_the_harness_repeats_the_state_and_no_summary_replaces_it(tmp_path: 
         submit(docs="README.md"),
         task={"checklist": [{"id": "docs", "text": "write a README"}]},
     )
-    result, trajectory = run(scenario, tmp_path, window=9000, max_tokens=500)
+
+    def count(messages: Any, tools: Any) -> int:
+        return len(json.dumps([list(messages), list(tools)])) // 4
+
+    result, trajectory = run(scenario, tmp_path, window=9000, max_tokens=500, count=count)
     assert result.outcome == "verified"
     said = [m for m in trajectory["messages"] if m["meta"].get("kind") in ("state", "compaction")]
     kinds = {m["meta"]["kind"] for m in said}
