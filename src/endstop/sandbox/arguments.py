@@ -116,7 +116,11 @@ def options(
     for file, descriptor in data.items():
         args += ["--perms", "0444", "--ro-bind-data", str(descriptor), file]
     # What is not a size here is bounded by half of the memory, so nothing else stays writable.
-    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
+    args += ["--proc", "/proc"]
+    # Of the first process, which ends with whoever started all this: see seccomp.py.
+    for memory in ("/proc/1/mem", "/proc/1/task/1/mem"):
+        args += ["--ro-bind", "/dev/null", memory]
+    args += ["--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--size", str(limits.home_bytes), "--tmpfs", HOME]
     for path in layout.read_only:
