@@ -33,6 +33,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_the_same_as_an_ordinary_user(tmp_path: Path) -> None:
     for tool in ("setpriv", "unshare", "mount", "bwrap"):
         if shutil.which(tool) is None:

@@ -62,7 +62,7 @@ exec "$@"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a command sees of the host. Paths of the host are absolute and free of links.
+    """What a command sees of the host. Paths of the host are absolute.
 
     Attributes:
         workspace: seen as /workspace. directory: where the command starts, relative to it.
@@ -170,7 +170,7 @@ def staged(argv: Sequence[str], sources: Sequence[Path]) -> list[str]:
 
 def reachable(path: Path, uid: int) -> bool:
     """Whether a user without groups may search every directory on the way to a path."""
-    for parent in path.parents:
+    for parent in {*path.parents, *Path(os.path.realpath(path)).parents}:
         state = parent.stat()
         if not state.st_mode & (0o100 if state.st_uid == uid else 0o001):
             return False
