@@ -28,7 +28,7 @@ from endstop.agent.protected import Protected
 from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verification import Verification
-from endstop.agent.verifiers import found
+from endstop.agent.verifiers import resolved
 from endstop.outcomes import AgentOutcome
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
@@ -210,9 +210,7 @@ class Guard:
     def _new(self, name: str, load: Loader, *, from_start: bool) -> Session:
         task, source = load()
         trees = self._trees(task)
-        verify = task.verify if task.verify.command is not None else found(self.workspace)
-        if verify is not None and verify is not task.verify:
-            verify = verify.model_copy(update=task.verify.model_dump(exclude_unset=True))
+        verify = resolved(task.verify, self.workspace)
         return Session(
             workspace=str(self.workspace),
             session=name,
@@ -221,7 +219,7 @@ class Guard:
             baseline=trees.snapshot(),
             started=time.time(),
             protected_from_start=from_start,
-            verify=None if verify is None else verify.model_dump(mode="json"),
+            verify=None if verify.command is None else verify.model_dump(mode="json"),
         )
 
     def _gate(self, session: Session) -> tuple[Gate, Trees]:
@@ -240,21 +238,18 @@ class Guard:
         if session.verify is None:
             return None
         settings = VerifySettings.model_validate(session.verify)
+        protected = Protected.of(task, settings)
+        dependencies = {path: self.workspace / path for path in task.dependencies}
+        if session.verification is not None:
+            return Verification.from_dict(
+                session.verification, trees, settings, protected, self.sandbox, self._place, dependencies
+            )
         verification = Verification(
-            trees,
-            settings,
-            Protected.of(settings, task.protected, task.allow),
-            session.baseline,
-            self.sandbox,
-            self._place,
-            {path: self.workspace / path for path in task.dependencies},
+            trees, settings, protected, session.baseline, self.sandbox, self._place, dependencies
         )
-        if session.verification is None:
-            verification.start()
-            session.verification = verification.to_dict()
-            self._save(session)
-        else:
-            verification.restore(session.verification)
+        verification.start()
+        session.verification = verification.to_dict()
+        self._save(session)
         return verification
 
     # Files

@@ -134,6 +134,7 @@ def write_answer(form: HookFormat, event: HookEvent, answer: Answer) -> HookOutp
 
 
 def _for_start(form: HookFormat, event: HookEvent, text: str) -> HookOutput:
+    told: dict[str, Any]
     if form == "cursor":
         # Its prompt hook may only let the prompt through.
         told = {"continue": True} if event.kind == "prompt" else {"additional_context": text}
