@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from endstop.agent.object_store import Entry, Mode, ObjectStore, open_regular
+from endstop.agent.removal import remove
 from endstop.protocol.errors import EndstopError
 
 # By name, wherever they are: written by tools, read by none as a source.
@@ -239,7 +239,7 @@ class Trees:
             if entry.mode == "40000":
                 with _entered(self.root, [*parents, name], owner):
                     return
-            _clear(directory, name)
+            remove(directory, name)
             if entry.mode == "120000":
                 os.symlink(self._store.content(entry.object_id), os.fsencode(name), dir_fd=directory)
             else:
@@ -335,7 +335,7 @@ def _entered(root: Path, parts: Sequence[str], owner: Owner | None) -> Iterator[
             try:
                 inner = os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptor)
             except OSError:
-                _clear(descriptor, part)
+                remove(descriptor, part)
                 os.mkdir(part, 0o755, dir_fd=descriptor)
                 if owner is not None:
                     os.chown(part, owner.uid, owner.gid, dir_fd=descriptor, follow_symlinks=False)
@@ -354,7 +354,7 @@ def _remove(root: Path, path: str) -> None:
     try:
         for part in parents:
             descriptors.append(os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptors[-1]))
-        _clear(descriptors[-1], name)
+        remove(descriptors[-1], name)
         for part, directory in zip(reversed(parents), reversed(descriptors[:-1]), strict=True):
             os.rmdir(part, dir_fd=directory)
     except OSError:
@@ -362,18 +362,6 @@ def _remove(root: Path, path: str) -> None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _clear(directory: int, name: str) -> None:
-    """Remove whatever has this name."""
-    try:
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(name, dir_fd=directory)
-    else:
-        os.unlink(name, dir_fd=directory)
 
 
 def _give(path: Path, owner: Owner | None) -> None:

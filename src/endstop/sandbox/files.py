@@ -75,8 +75,8 @@ class WorkspaceFiles:
             raise PathRefused(f"{path} is outside of the workspace; give a path relative to it")
         return path
 
-    def read(self, path: str, limit: int | None = None) -> tuple[bytes, int]:
-        """The first `limit` bytes of a file, and the size of the whole."""
+    def read(self, path: str, limit: int | None = None, start: int = 0) -> tuple[bytes, int]:
+        """Up to `limit` bytes of a file, from its byte `start` on, and the size of the whole."""
         relative = self.relative(path)
         with self._root() as root, _said(path):
             # What it is comes first: opening a device or a pipe can do something by itself.
@@ -90,10 +90,11 @@ class WorkspaceFiles:
                     os.close(descriptor)
                     descriptor = readable
                 with open(descriptor, "rb", closefd=False) as file:
+                    file.seek(start)
                     content = file.read() if limit is None else file.read(limit)
             finally:
                 os.close(descriptor)
-        return content, max(state.st_size, len(content))
+        return content, max(state.st_size, start + len(content) if content else 0)
 
     def write(self, path: str, content: bytes) -> None:
         """Make or replace a file, whole or not at all, with the directories above it."""
