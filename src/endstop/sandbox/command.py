@@ -115,7 +115,7 @@ def run_command(
                 workspace=workspace,
                 directory=inside.directory,
                 read_only=with_interpreters(settings.read_only),
-                writable=[Path(os.path.realpath(path)) for path in writable],
+                writable=[Path(os.path.abspath(path)) for path in writable],
                 bind={path: Path(os.path.realpath(host)) for path, host in inside.bind.items()},
                 read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
             )
@@ -141,14 +141,24 @@ def _run_supervised(
     start = Path(os.path.realpath(inside.workspace / inside.directory))
     if not start.is_relative_to(inside.workspace) or not start.is_dir():
         return Ended("start", None, 0.0, problem=f"{inside.directory} is no directory of the workspace")
-    limits = {**asdict(settings.limits), "isolate": mode == "namespaces", "network": settings.network}
+    limits = {
+        **asdict(settings.limits),
+        "memory_bytes": settings.limits.address_bytes,
+        "resident_bytes": settings.limits.memory_bytes,
+        "isolate": mode == "namespaces",
+        "network": settings.network,
+    }
     with tempfile.TemporaryDirectory(prefix="endstop-home-", ignore_cleanup_errors=True) as home:
         values = {**_environment(settings, home, home), **variables}
         program = shutil.which(argv[0], path=values["PATH"])
         if program is None:
             add(f"{argv[0]}: not found\n".encode())
             return Ended("exit", 127, 0.0)
-        ended = supervise([program, *argv[1:]], start, values, limits, add)
+        line = [program, *argv[1:]]
+        if mode == "namespaces":
+            # Signals do not end the first process of a PID namespace, so it is not the command's.
+            line = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *line]
+        ended = supervise(line, start, values, limits, add)
     if ended.cause not in ("exit", "killed", "cpu"):
         return Ended(ended.cause, None, ended.seconds)
     code = ended.code if ended.code >= 0 else 128 - ended.code
