@@ -25,7 +25,7 @@ from endstop.agent.prompts import render
 from endstop.agent.settings import AgentSettings, anchored, make_settings, merged
 from endstop.agent.tool import Tool
 from endstop.agent.toolbox import open_tools
-from endstop.agent.trajectory import Trajectory, now
+from endstop.agent.trajectory import REDACTED, Trajectory, now, storable
 from endstop.agent.workplace import Workplace, open_workplace, secret_values
 from endstop.outcomes import EXIT_CODES, AgentOutcome
 from endstop.protocol.errors import EndstopError
@@ -83,7 +83,8 @@ class AgentResult:
     codes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "trajectory": str(self.trajectory)}
+        plain: dict[str, Any] = storable({**asdict(self), "trajectory": str(self.trajectory)})
+        return plain
 
 
 def run_agent(
@@ -157,6 +158,7 @@ def resume_agent(
     with _locked(state):
         trajectory = Trajectory.load(state)  # it may have gone on before the lock was ours
         data = merged({**trajectory.settings, "task": trajectory.task}, changes or {})
+        _must_be_whole(data)
         settings = anchored(make_settings(data, "the settings of the resumed run"), Path.cwd())
         before = (trajectory.outcome or {}).get("outcome")
         if before is not None and before not in RESUMABLE:
@@ -291,6 +293,15 @@ def _go_on(
     return _result(trajectory, settings, place, gate, end)
 
 
+def _must_be_whole(data: Any, name: str = "") -> None:
+    """A secret that stood in the settings themselves is not in the record."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            _must_be_whole(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(data, str) and REDACTED in data:
+        raise EndstopError(f"{name} held a secret, which no record keeps; give it again with -c {name}=...")
+
+
 def _ended(trajectory: Trajectory) -> End | None:
     """The end that was decided and saved before the run was killed, if that is what happened."""
     last = trajectory.messages[-1]["meta"].get("decision") or {}
@@ -311,7 +322,7 @@ def _result(
     warnings = [detail for detail in end.details if detail == "EMPTY_DIFF"] if verified else []
     result = AgentResult(
         end.outcome,
-        end.message,
+        storable(end.message, trajectory.secrets),
         end.details,
         EXIT_CODES[end.outcome],
         trajectory.id,
@@ -349,6 +360,8 @@ def _result(
             data[name] = data[name][:_DIFF_CHARACTERS] + "\n[the rest is in the state directory]\n"
     trajectory.outcome = data
     trajectory.gate = state.to_dict()
+    if place.verification is not None:
+        trajectory.verification = place.verification.to_dict()
     trajectory.save()
     trajectory.watch("end", result)
     return result

@@ -192,13 +192,21 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
         items = [{"id": str(name), "text": str(said or "")} for name, said in items.items()]
     if not isinstance(items, list) or not items:
         raise EndstopError(f"{path} is no checklist: a YAML list, a mapping, or `- [ ]` lines.")
-    return [item if isinstance(item, dict) else _item(str(item)) for item in items]
+    return [_item(item) for item in items]
 
 
-def _item(text: str) -> dict[str, str]:
+def _item(item: Any) -> dict[str, str]:
     """`docs: write a README` has the id `docs`; a text without one gets its words as the id."""
     import re
 
+    if isinstance(item, Mapping):
+        # YAML reads `- docs: write a README` as a mapping of one entry.
+        alone = len(item) == 1 and "id" not in item
+        if alone:
+            [(name, said)] = item.items()
+            return {"id": str(name), "text": str(said or "")}
+        return {str(key): str(value) for key, value in item.items()}
+    text = str(item)
     name, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[\w.-]+", name.strip()):
         return {"id": name.strip(), "text": rest.strip()}
