@@ -192,6 +192,18 @@ def test_a_place_for_reports(any_place: Place) -> None:
     assert (report / "junit.xml").read_text() == "<testsuite/>\n"
 
 
+def test_places_behind_links(any_place: Place) -> None:
+    (any_place.outside / "real").mkdir(mode=0o755)
+    (any_place.outside / "real" / "file").write_text("seen")
+    link = any_place.workspace.parent / "link"
+    link.symlink_to(any_place.outside / "real")
+    settings = replace(any_place.settings, read_only=(link,))
+    assert run_command(f"cat {link}/file", any_place.copy.root, settings).output == "seen"
+    give_to_sandbox(any_place.outside / "real", any_place.settings)
+    assert any_place.run(f"echo x > {link}/new", writable=[link]).exit_code == 0
+    assert (any_place.outside / "real" / "new").read_text() == "x\n"
+
+
 def test_the_interpreter_that_runs_this(any_place: Place) -> None:
     result = any_place.run([sys.executable, "-c", "import sys, pytest, ctypes; print(sys.prefix)"])
     assert result.output == sys.prefix + "\n"

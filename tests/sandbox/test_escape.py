@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pytest
 
 from endstop.sandbox import PathRefused
 from endstop.sandbox.load import load_below
+from endstop.sandbox.seccomp import filter_program
 from tests.sandbox.conftest import Place
 
 # A command line that nothing else on the machine has.
@@ -281,6 +282,30 @@ if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0: print("DONE mount")
         assert "uid=0" not in place.run(f"{program} </dev/null").output
 
 
+@pytest.mark.skipif(not filter_program(), reason="the system calls of this machine are not known")
+def test_the_first_process_cannot_be_traced(place: Place) -> None:
+    """It would outlive the harness if a command could change it. A command's own processes can be traced."""
+    code = """
+import ctypes, os, stat, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+for request in (16, 0x4206):  # attach, seize
+    print(libc.ptrace(request, 1, 0, 0), ctypes.get_errno())
+buffer = ctypes.create_string_buffer(8)
+vector = struct.pack("QQ", ctypes.addressof(buffer), 8)
+print(libc.process_vm_writev(1, vector, 1, vector, 1, 0), ctypes.get_errno())
+for memory in ("/proc/1/mem", "/proc/1/task/1/mem"):
+    print(stat.S_ISCHR(os.stat(memory).st_mode))
+    try: os.remove(memory)
+    except OSError as error: print(error.errno in (1, 13, 16))
+child = os.fork()
+if child == 0: time.sleep(9)
+print(libc.ptrace(0x4206, child, 0, 0))
+os.kill(child, 9)
+"""
+    assert place.python(code).output.split() == [*["-1", "1"] * 3, *["True"] * 4, "0"]
+
+
 # --- what outlives a command ------------------------------------------------------------------------------
 
 STAYS = "(trap '' HUP TERM INT; while :; do echo x >> beat; sleep 0.01; done)"
@@ -462,9 +487,16 @@ def test_time_of_the_processor(place: Place) -> None:
 
 
 def test_it_costs_little(place: Place) -> None:
-    times = []
-    for _ in range(9):
-        began = time.monotonic()
-        assert place.run("true").exit_code == 0
-        times.append(time.monotonic() - began)
-    assert sorted(times)[2] < 0.25  # 0.03 on an idle machine
+    """30 ms on an idle machine, a dozen times what a shell costs: measured against one, since a busy machine
+    slows both."""
+
+    def quickest(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(9):
+            began = time.monotonic()
+            run()
+            times.append(time.monotonic() - began)
+        return sorted(times)[2]
+
+    shell = quickest(lambda: subprocess.run(["/bin/bash", "-c", "true"], check=True))
+    assert quickest(lambda: place.run("true")) < 50 * shell

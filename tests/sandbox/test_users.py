@@ -33,6 +33,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_the_same_as_an_ordinary_user(tmp_path: Path) -> None:
     for tool in ("setpriv", "unshare", "mount", "bwrap"):
         if shutil.which(tool) is None:
@@ -58,7 +59,7 @@ def test_the_same_as_an_ordinary_user(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=550,
         )
     finally:
         subprocess.run(["rm", "-rf", str(base)], check=True)

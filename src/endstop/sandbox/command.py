@@ -115,7 +115,7 @@ def run_command(
                 workspace=workspace,
                 directory=inside.directory,
                 read_only=with_interpreters(settings.read_only),
-                writable=[Path(os.path.realpath(path)) for path in writable],
+                writable=[Path(os.path.abspath(path)) for path in writable],
                 bind={path: Path(os.path.realpath(host)) for path, host in inside.bind.items()},
                 read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
             )
