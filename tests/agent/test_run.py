@@ -15,7 +15,8 @@ import jsonschema
 import pytest
 
 from endstop.agent.replay import replay
-from endstop.agent.run import AgentResult, resume_agent, run_agent
+from endstop.agent.result import AgentResult
+from endstop.agent.run import resume_agent, run_agent
 from endstop.agent.settings import (
     AgentSettings,
     ModelSettings,
@@ -297,9 +298,8 @@ def test_the_command_line_shows_steps_and_ends_with_its_code(project, tmp_path):
     assert "src/shelf/stock.py" in done.stdout
     for shown in ("step 1", "NO_SUBMIT", "edit_file", "check: python -m pytest -q"):
         assert shown in done.stderr
-    again = run([*command(project, tmp_path / "state2", "run", "again", "--model", model), "--json", "-q"])
-    assert again.stderr == ""
-    assert json.loads(again.stdout)["outcome"] == "verified"
+    again = run([sys.executable, "-m", "endstop.cli", "agent", "run", "--replay", str(tmp_path / "state")])
+    assert (again.returncode, again.stdout) == (0, "the same: 2 decisions, verified\n"), again.stderr
 
 
 @pytest.mark.parametrize(
