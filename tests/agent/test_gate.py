@@ -205,6 +205,19 @@ def test_s43_a_limit_names_the_best_verified_tree_and_keeps_its_diff(tmp_path: P
     assert "broken" not in diff
 
 
+def test_an_error_is_not_hidden_by_a_workspace_that_is_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, checklist=[{"id": "docs"}])
+    bench.write("verdict", "PASS")
+    best = bench.tree
+    bench.gate.submit("done", {"docs": "README.md"})
+    bench.root.rename(tmp_path / "gone")
+    said = bench.gate.finish("error", "The model cannot be reached.").message
+    assert said == (
+        "The model cannot be reached. A state of the files passed the project's check "
+        f"(best_verified_tree {best})."
+    )
+
+
 def test_s04_protected_paths_are_compared_with_the_baseline_before_any_run(bench: Bench) -> None:
     bench.write("verdict", "PASS")
     original = (bench.root / "tests/test_calc.py").read_text()
@@ -216,6 +229,20 @@ def test_s04_protected_paths_are_compared_with_the_baseline_before_any_run(bench
     bench.write("tests/test_calc.py", original)
     assert end(bench.gate.submit("done")).outcome == "verified"
     assert bench.state.tampered == []
+
+
+@pytest.mark.parametrize("outcome", ["limit:steps", "blocked", "stopped_without_submit"])
+def test_every_end_says_whether_protected_paths_are_changed(bench: Bench, outcome: Any) -> None:
+    bench.write("tests/test_calc.py", "def test_add(): assert True\n")
+    if outcome == "blocked":
+        bench.gate.give_up("no", "fact", hard=True)
+    elif outcome == "stopped_without_submit":
+        for _ in range(3):
+            bench.gate.text_only()
+    else:
+        bench.gate.finish(outcome)
+    assert bench.state.outcome == outcome
+    assert bench.state.tampered == ["tests/test_calc.py"]
 
 
 def test_paths_that_the_task_opened_are_named_in_the_result(bench: Bench) -> None:
