@@ -140,13 +140,15 @@ class Agent:
         bad: list[str] = []
         end: End | None = None
         for call in calls:
+            if end is not None:
+                break
             function = call["function"]
             checked = check_call(self.tools, ToolCall(function["name"], function["arguments"], ""))
             if isinstance(checked, ToolResult):
                 bad.append(checked.text)
-                end = end or self._answer(call, checked)
+                end = self._answer(call, checked)
             elif not checked.tool.ends:
-                end = end or self._run(call, checked)
+                end = self._run(call, checked)
             elif len(calls) > 1:
                 self._tell(call, self.gate.not_alone(checked.tool.name))
             else:
