@@ -137,6 +137,7 @@ def test_the_verb_with_servers_and_own_tools(endstop: Run, home: Path) -> None: 
     lines = [line.split(maxsplit=2) for line in shown.stdout.splitlines()]
     assert ["mine", "own.py", "My own."] in lines
     assert lines[-1][0] == "demo_bash"
+    assert "1 tool definition cost about " in shown.stderr
     assert "\x1b" not in shown.stdout
     (home / "servers.json").write_text(json.dumps({"mcpServers": {"x": {"command": "/no-such-program"}}}))
     failed = endstop("agent", "tools", "--mcp", "servers.json")

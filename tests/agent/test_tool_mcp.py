@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_a_command_that_does_not_exist_and_a_port_where_nobody_listens() -> None
         port = free.getsockname()[1]
     with pytest.raises(EndstopError, match="MCP server none cannot be opened: "):
         McpTools([McpServer(name="none", url=f"http://127.0.0.1:{port}/mcp", start_timeout=5)])
+
+
+def test_an_http_server_that_refuses() -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(401)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/mcp"
+        with pytest.raises(EndstopError, match=r"MCP server x cannot be opened: .*\(HTTP status 401\)"):
+            McpTools([McpServer(name="x", url=url)])
+        server.shutdown()
 
 
 @pytest.fixture

@@ -177,6 +177,7 @@ def test_search_finds_lines_everywhere_but_in_what_is_fetched(search: Any) -> No
             "src/deep/more.py:1:import calc", "src/deep/more.py:5:    return calc.add(1, 2)"]),
         ({"pattern": "add", "glob": "{calc,x}.py"}, [
             ".hidden/x.py:1:add = 1", "src/calc.py:1:def add(a, b):"]),
+        ({"pattern": "Gr|import", "glob": "!*.txt"}, ["src/deep/more.py:1:import calc"]),
         ({"pattern": "add", "path": "node_modules"}, ["node_modules/m/index.js:1:add"]),
         ({"pattern": "return a", "path": "to_src"}, ["to_src/calc.py:2:    return a - b"]),
         ({"pattern": "-b", "path": "src", "literal": True}, ["No matches."]),

@@ -56,7 +56,7 @@ class DefinitionCosts:
         about = "about " if self.basis == "estimate" else ""
         return (
             f"{len(rows)} tool definition{'s' * (len(rows) != 1)} cost {about}{self.total} tokens in every "
-            f"prompt: {each}."
+            f"prompt{f': {each}' if each else ''}."
         )
 
 

@@ -60,6 +60,7 @@ def tools(
     from endstop.agent.mcp import McpTools
     from endstop.agent.tools.own import load_tools
     from endstop.cli.inputs import read_file
+    from endstop.cli.output import note
     from endstop.cli.settings import resolve
 
     text = None if template is None else read_file(template)
@@ -73,6 +74,7 @@ def tools(
         if servers:
             opened = stack.enter_context(McpTools(servers, taken=[tool.name for _, tool in rows]))
             rows += [("mcp", tool) for tool in opened.tools]
+            note(definition_costs(opened.tools, counter or open_counter(None)).warning)
         costs = None if counter is None else definition_costs([tool for _, tool in rows], counter)
         _show(rows, costs, as_json)
 

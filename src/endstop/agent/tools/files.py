@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import re
 from collections import deque
 from typing import Annotated
 
@@ -20,6 +21,8 @@ _MOST_ENTRIES = 500
 _MOST_DIRECTORIES = 5000
 # edit_file holds the whole file in memory.
 _LARGEST_EDIT = 32 << 20
+
+_NUMBERED = re.compile(r" *\d+\t")
 
 Line = Annotated[int, Field(ge=1)]
 
@@ -160,7 +163,7 @@ def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
             ok=False,
         )
     if isinstance(made, NotFound):
-        return ToolResult(_not_found(path, made), ok=False)
+        return ToolResult(_not_found(path, old, made), ok=False)
     files.write(path, made.data)
     return ToolResult(_changed(path, made) + context.bring_back())
 
@@ -180,8 +183,10 @@ def _span(lines: tuple[int, int]) -> str:
     return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
-def _not_found(path: str, found: NotFound) -> str:
+def _not_found(path: str, old: str, found: NotFound) -> str:
     text = f"Nothing was changed: old does not stand in {path}."
+    if _NUMBERED.match(old):
+        return f"{text} It begins with a line number, which is no part of the file."
     if found.line_ends:
         return f"{text} Only its line ends differ: write them in old and new without \\r."
     if not found.nearest:
