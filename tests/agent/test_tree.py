@@ -489,3 +489,23 @@ def test_directories_without_rights_are_removed(trees: Trees, root: Path) -> Non
     (root / "a").chmod(0o500)
     trees.restore(tree)
     assert list(root.iterdir()) == []
+
+
+def test_present_are_files_and_links_that_lead_to_something_inside(trees: Trees, root: Path) -> None:
+    (root / "docs").mkdir()
+    (root / "docs" / "a.md").write_text("a\n")
+    (root / "empty").mkdir()
+    links = {
+        "file": "docs/a.md",
+        "folder": "docs",
+        "docs/up": "../file",
+        "outside": "/etc/passwd",
+        "climbs": "../../etc/passwd",
+        "dangling": "docs/b.md",
+        "to_empty": "empty",
+        "itself": "itself",
+        "around": "docs/../docs/a.md",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    assert trees.present(trees.snapshot()) == {"docs/a.md", "file", "folder", "docs/up", "around"}

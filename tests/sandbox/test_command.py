@@ -183,6 +183,25 @@ def test_dependencies_are_seen_and_leave_nothing(any_place: Place) -> None:
     assert os.listdir(any_place.copy.root / "node_modules") == ["own"]
 
 
+@pytest.mark.parametrize("absolute", [True, False])
+def test_dependencies_that_are_links_already(any_place: Place, absolute: bool) -> None:
+    (any_place.outside / "lib").mkdir(mode=0o755)
+    (any_place.outside / "lib" / "code.js").write_text("code")
+    target = any_place.outside / "lib"
+    link = any_place.copy.root / "node_modules"
+    link.symlink_to(target if absolute else os.path.relpath(target, any_place.copy.root))
+    result = any_place.run("cat node_modules/code.js", bind={"node_modules": link})
+    assert (result.output, result.exit_code) == ("code", 0)
+    assert link.is_symlink()
+
+
+def test_last_words_about_memory(any_place: Place) -> None:
+    """Only they count, not what a test prints somewhere."""
+    assert any_place.run("echo MemoryError; echo; echo 1 failed; echo a; echo b; exit 1").cause == "exit"
+    assert any_place.run("echo MemoryError; exit 1").cause == "memory"
+    assert any_place.run("echo MemoryError").cause == "exit"
+
+
 def test_a_place_for_reports(any_place: Place) -> None:
     report = any_place.outside / "reports"
     report.mkdir()

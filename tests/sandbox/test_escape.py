@@ -213,8 +213,10 @@ def test_a_read_only_place_in_the_workspace(place: Place) -> None:
 
 def test_a_read_only_place_that_became_a_link(place: Place) -> None:
     place.run(f"ln -s {place.outside} tests; mkdir deep; ln -s {place.outside} deep/link")
+    dependencies = place.outside.parent / "dependencies"
+    dependencies.mkdir()
     for path in ("tests", "tests/secret", "deep/link"):
-        for options in ({"read_only_inside": [path]}, {"bind": {path: place.outside}}):
+        for options in ({"read_only_inside": [path]}, {"bind": {path: dependencies}}):
             result = place.run(f"cat {path} {path}/secret", **options)
             assert (result.cause, result.exit_code) == ("start", None)
             assert "must not be a link" in result.output

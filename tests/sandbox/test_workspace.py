@@ -178,13 +178,19 @@ def test_a_very_deep_tree(place: Place) -> None:
 
 @copied
 def test_what_a_killed_run_left_is_removed(place: Place) -> None:
-    (place.workspace / f"{TEMPORARY}0123").write_text("half")
+    (place.workspace / "d").mkdir()
+    (place.workspace / "d" / f"{TEMPORARY}{2**22 + 1}-0123").write_text("half")
+    alive = place.workspace / f"{TEMPORARY}{os.getpid()}-0123"
+    alive.write_text("being written")
     stale = place.copy.root / "stale"
     stale.write_text("")
     with WorkingCopy.open(place.workspace, place.copy.root.parent, SETTINGS) as again:
         assert again.root == place.copy.root
-        assert sorted(os.listdir(again.root)) == ["file.txt"]
-    assert sorted(os.listdir(place.workspace)) == ["file.txt"]
+        assert sorted(content(again.root)) == [alive.name, "d", "file.txt"]
+    weak = SandboxSettings(mode="process")
+    (place.workspace / "d" / f"{TEMPORARY}{2**22 + 1}-0123").write_text("half")
+    with WorkingCopy.open(place.workspace, place.copy.root.parent, weak):
+        assert sorted(content(place.workspace)) == [alive.name, "d", "file.txt"]
 
 
 @copied

@@ -31,7 +31,7 @@ class Snapshots(Protocol):
 
     def snapshot(self) -> str: ...
     def diff(self, before: str, after: str, /) -> str: ...
-    def paths(self, tree: str, /) -> dict[str, str]: ...
+    def present(self, tree: str, /) -> set[str]: ...
 
 
 class Protects(Protocol):
@@ -342,7 +342,7 @@ class Gate:
         self.state.flaws = self.checklist.unproven(
             self.state.evidence,
             run.report if run is not None else None,
-            self.trees.paths(tree),
+            self.trees.present(tree),
             tuple(text for text in (self.task.verify.command, run and run.command) if text),
         )
         if finding.passed and not self._protected_changes(tree):

@@ -21,6 +21,8 @@ _MAKEFILES = ("Makefile", "makefile", "GNUmakefile", "*.mk")
 _INTERPRETERS = re.compile(
     r"(?:ba|da|z|k)?sh|python[\d.]*|node|deno|bun|tsx|ts-node|ruby|perl|php|Rscript|source|\."
 )
+# Behind these comes code, a module or what a runner finds by itself.
+_GIVEN_CODE = ("-c", "-m", "-e", "-p", "--eval", "--print", "--test")
 _BUILDERS = {
     "make": _MAKEFILES,
     "tox": ("tox.ini",),
@@ -224,26 +226,28 @@ def named_by_command(command: str) -> list[str]:
         words = list(lexer)
     except ValueError as error:
         raise EndstopError(f"the command `{command}` cannot be read: {error}") from error
+    # Behind a change of directory a path is one from there.
+    top = "" if "cd" in words or "pushd" in words else "/"
     found: list[str] = []
-    first, script_next = True, False
+    first, interpreter = True, ""
     for word in words:
+        name = word.rpartition("/")[2]
         if set(word) <= set("();<>|&"):
-            first, script_next = not set(word) <= set("<>"), False
+            first, interpreter = not set(word) <= set("<>"), ""
         elif first and re.fullmatch(r"\w+=.*", word):
             continue
         elif first:
-            name = word.rpartition("/")[2]
             found += _BUILDERS.get(name, ())
             if "/" in word and not word.startswith("/"):
-                found.append("/" + _escaped(_plain(word)))
-            script_next = _INTERPRETERS.fullmatch(name) is not None
+                found.append(top + _escaped(_plain(word)))
+            interpreter = name if _INTERPRETERS.fullmatch(name) else ""
             first = name in ("env", "exec", "time", "nice", "xvfb-run")
-        elif script_next:
-            if word in ("-c", "-m", "-e", "--test", "--eval", "-p"):
-                script_next = False
+        elif interpreter:
+            if word in _GIVEN_CODE and not (interpreter.endswith("sh") and word != "-c"):
+                interpreter = ""
             elif not word.startswith("-"):
-                found.append("/" + _escaped(_plain(word)))
-                script_next = False
+                found.append(top + _escaped(_plain(word)))
+                interpreter = ""
     return found
 
 

@@ -34,6 +34,8 @@ DIFF_LIMIT = 1 << 20
 
 # A file changed so shortly before it was read may change again without a trace in its times.
 _TRUSTED_AGE = 100_000_000
+# As many as Linux follows.
+_MOST_LINKS = 40
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Stamp = tuple[int, int, int, int, int]
@@ -99,6 +101,22 @@ class Trees:
     def paths(self, tree: str) -> dict[str, str]:
         """Every file and link, with the id of its content."""
         return {path: entry.object_id for path, entry in self._flat(tree, "") if entry.mode != "40000"}
+
+    def present(self, tree: str) -> set[str]:
+        """Every file, and every link that leads to something in the tree: none that dangles or leads out."""
+        entries = self.entries(tree)
+        folders = {path[:place] for path in entries for place, char in enumerate(path) if char == "/"}
+
+        def leads_somewhere(path: str, hops: int) -> bool:
+            entry = entries.get(path)
+            if entry is None or entry.mode != "120000":
+                return path in folders if entry is None else entry.mode != "40000"
+            target = os.fsdecode(self._store.content(entry.object_id))
+            inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
+            leads_out = os.path.isabs(target) or inside.startswith("..")
+            return hops > 0 and not leads_out and leads_somewhere(inside, hops - 1)
+
+        return {path for path in entries if leads_somewhere(path, _MOST_LINKS)}
 
     def tree_of(self, entries: Mapping[str, Entry]) -> str:
         """The tree that has just these entries. The inverse of `entries`."""

@@ -13,7 +13,7 @@ from uuid import uuid4
 from endstop.agent.canary import canary_problem, others_failed
 from endstop.agent.check_run import CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
-from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge
+from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
@@ -235,14 +235,13 @@ class Verification:
         first, problem = runs[0], ""
         for mode in modes:
             second, canary = self._run_with_canary(tree, mode, first)
-            if unstable := _flipped(first, second, canary):
+            problem = canary_problem(second, canary, exit_tells=baseline.exit_tells)
+            if not problem and (unstable := _flipped(first, second, canary)):
                 runs.append(second)
                 return flaky(unstable)
-            problem = canary_problem(second, canary, exit_tells=baseline.exit_tells)
-            if not problem and others_failed(second, canary):
-                problem = (
-                    f"with it other tests failed: {', '.join(sorted(others_failed(second, canary))[:5])}"
-                )
+            others = sorted(others_failed(second, canary))
+            if not problem and others:
+                problem = f"with it other tests failed: {listed(others)}"
             if not problem:
                 runs[0] = replace(first, canary="ok")
                 return PASSED

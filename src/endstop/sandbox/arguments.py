@@ -67,7 +67,7 @@ class Layout:
     Attributes:
         workspace: seen as /workspace. directory: where the command starts, relative to it.
         read_only, writable: seen at their own place.
-        bind: path inside the workspace -> path of the host, read-only.
+        bind: path inside the workspace, or anywhere inside -> path of the host, read-only.
         read_only_inside: paths inside the workspace.
     """
 
@@ -129,7 +129,7 @@ def options(
         args += bound("--bind", path, str(path))
     args += bound("--bind", layout.workspace, INSIDE)
     for inside, path in layout.bind.items():
-        args += bound("--ro-bind", path, f"{INSIDE}/{inside}")
+        args += bound("--ro-bind", path, os.path.join(INSIDE, inside))
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
     args += ["--remount-ro", "/", "--chdir", os.path.normpath(f"{INSIDE}/{layout.directory}")]

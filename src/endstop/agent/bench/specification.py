@@ -200,7 +200,7 @@ SPECIFICATION: tuple[Scenario, ...] = (
         ("SUBMIT_NOT_ALONE",),
         1,
     ),
-    _spec("S27 nothing to do", FIXED, (submit("add is right already."),), "verified", (), 1),
+    _spec("S27 nothing to do", FIXED, (submit("Nothing to do: add works already."),), "verified", (), 1),
     _spec("S30 reads the same file for ever", BUG, (read("calc.py"),), "stuck"),
     _spec(
         "S32 deletes the whole workspace",

@@ -82,8 +82,10 @@ def _read_node(finished: Finished) -> TestReport:
         for test in tests:
             path = _relative(test, finished.place)
             # A file of its own name had no tests to report, though the canary was in its process.
-            silenced = path is not None and finished.canary is not None and status == "passed"
-            results.append((path or test, "failed" if silenced else status))  # type: ignore[arg-type]
+            if path is not None and finished.canary is not None and status == "passed":
+                results.append((f"{path} (ended without results)", "failed"))
+            else:
+                results.append((path or test, status))  # type: ignore[arg-type]
     return test_report(results)
 
 

@@ -18,6 +18,24 @@ from xml.sax.saxutils import quoteattr
 REPORT = os.environ.pop("ENDSTOP_REPORT", "")
 CANARY = os.environ.pop("ENDSTOP_CANARY", "").split()
 START = os.getcwd()
+# Product code in the process could make assertions say nothing.
+DO_NOT_HOLD = (
+    ("assertEqual", (1, 2)),
+    ("assertNotEqual", (1, 1)),
+    ("assertTrue", (False,)),
+    ("assertFalse", (True,)),
+    ("assertIs", (1, None)),
+    ("assertIsNone", (1,)),
+    ("assertIn", (1, ())),
+    ("assertIsInstance", (1, str)),
+    ("assertAlmostEqual", (1, 2)),
+    ("assertLess", (2, 1)),
+    ("assertGreater", (1, 2)),
+    ("assertListEqual", ([1], [2])),
+    ("assertDictEqual", ({1: 1}, {1: 2})),
+    ("assertRegex", ("a", "b")),
+    ("assertRaises", (ValueError, int)),
+)
 
 
 class Result(unittest.TextTestResult):
@@ -75,6 +93,12 @@ def canary():
         pass
 
     def fails(self):
+        for name, arguments in DO_NOT_HOLD:
+            try:
+                getattr(self, name)(*arguments)
+            except AssertionError:
+                continue
+            return  # what should have failed said nothing, so no test's success is worth anything
         self.fail("the gate expects this test to fail")
 
     case = type("Canary", (unittest.TestCase,), dict(zip(CANARY, (passes, fails))))  # noqa: B905
