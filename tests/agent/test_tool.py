@@ -173,11 +173,21 @@ def test_what_a_function_gives() -> None:
     @tool
     def give(what: str) -> Any:
         """Give."""
-        return {"none": None, "data": {"a": [1, 2.5], "b": "é"}, "result": ToolResult("r", ok=False)}[what]
+        loop: list[Any] = []
+        loop.append(loop)
+        return {
+            "loop": loop,
+            "half": "\ud800",
+            "none": None,
+            "data": {"a": [1, 2.5], "b": "é"},
+            "result": ToolResult("r", ok=False),
+        }[what]
 
     assert call_tool([give], call("give", what="none")).text == "(done, no output)"
     assert call_tool([give], call("give", what="data")).text == '{"a":[1,2.5],"b":"é"}'
     assert call_tool([give], call("give", what="result")) == ToolResult("r", ok=False)
+    assert not call_tool([give], call("give", what="loop")).ok
+    assert call_tool([give], call("give", what="half")).text == "\\ud800"
     assert call_tool([give], call("give", what="x")) == ToolResult("KeyError: 'x'", ok=False)
 
 

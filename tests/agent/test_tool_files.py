@@ -205,6 +205,9 @@ def test_edits_that_are_refused_change_nothing(tools: Tools) -> None:
         "Nothing was changed: old does not stand in calc.py. White space differs: copy it as it is."
         "\nNearest, line 2:\n     2\t    return a - b"
     )
+    assert "begins with a line number" in tools.fault(
+        "edit_file", path="calc.py", old="     2\t    return a - b", new="z"
+    )
     assert "No lines in it are like old" in tools.fault("edit_file", path="calc.py", old="zzz", new="z")
     assert "the same" in tools.fault("edit_file", path="calc.py", old="a", new="a")
     assert "binary" in tools.fault("edit_file", path="binary", old="a", new="c")

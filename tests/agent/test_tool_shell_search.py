@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,12 @@ def context(project: Path, tmp_path: Path) -> Any:
 def test_bash_says_output_exit_code_and_time(context: ToolContext) -> None:
     tools = standard_tools(context)
     result = call(tools, "bash", command="echo out; echo err >&2; exit 3")
-    assert result.text.startswith("out\nerr\n[exit code 3, ")
+    assert result.text.startswith("out\nerr\n[exit code 3]")
     assert not result.ok
     assert (result.details["exit_code"], result.details["cause"]) == (3, "exit")
     assert call(tools, "bash", command="pwd; ls src").text.startswith("/workspace\ncalc.py\ndeep\n")
-    assert call(tools, "bash", command="printf x").text.startswith("x\n[exit code 0, ")
-    assert call(tools, "bash", command="true").text.startswith("[exit code 0, ")
+    assert call(tools, "bash", command="printf x").text.startswith("x\n[exit code 0]")
+    assert call(tools, "bash", command="true").text.startswith("[exit code 0]")
     assert "NUL" in call(tools, "bash", command="a\0b").text
     assert call(tools, "bash", command="").code == "BAD_CALL"
 
@@ -74,6 +75,28 @@ def test_bash_changes_reach_the_workspace(context: ToolContext, project: Path) -
     assert call(tools, "edit_file", path="made.txt", old="new", new="newer").ok
     assert (project / "made.txt").read_text() == "newer\n"
     assert call(tools, "bash", command="cat made.txt").text.startswith("newer\n")
+
+
+def test_what_cannot_be_brought_back_is_said(context: ToolContext, project: Path) -> None:
+    if context.root == project:
+        pytest.skip("commands work in the workspace itself")
+    (project / "notes.txt").mkdir()
+    (project / "notes.txt" / "mine").write_text("of the user, meanwhile\n")
+    result = call(standard_tools(context), "bash", command="echo of the agent > notes.txt")
+    assert result.text.endswith("[not brought to the workspace, where something else stands now: notes.txt]")
+    assert (project / "notes.txt" / "mine").read_text() == "of the user, meanwhile\n"
+
+
+def test_dependencies_are_seen_by_commands(context: ToolContext, tmp_path: Path) -> None:
+    host = tmp_path / "dependencies"
+    (host / "lib").mkdir(parents=True)
+    (host / "lib" / "index.js").write_text("needle\n")
+    tools = standard_tools(replace(context, bind={"vendor": host}))
+    assert call(tools, "bash", command="cat vendor/lib/index.js").text == "needle\n[exit code 0]"
+    assert call(tools, "code_search", pattern="needle", path="vendor").text == "vendor/lib/index.js:1:needle"
+    assert call(tools, "read_file", path="vendor/lib/index.js").text == (
+        "vendor/lib/index.js belongs to a dependency, which only commands see: use bash or code_search."
+    )
 
 
 def test_bash_is_ended_at_its_time_and_nothing_lives_on(context: ToolContext, project: Path) -> None:
@@ -93,7 +116,7 @@ def test_bash_output_is_bounded_while_it_is_read(context: ToolContext) -> None:
     result = call(standard_tools(context), "bash", command="echo first; seq 1000000; echo last")
     assert len(result.text) < 4400
     assert result.text.startswith("first\n1\n2\n")
-    assert "\n1000000\nlast\n[exit code 0" in result.text
+    assert "\n1000000\nlast\n[exit code 0]" in result.text
     assert "bytes left out]" in result.text
     assert result.details["omitted_bytes"] > 6_000_000
 
@@ -154,6 +177,7 @@ def test_search_finds_lines_everywhere_but_in_what_is_fetched(search: Any) -> No
             "src/deep/more.py:1:import calc", "src/deep/more.py:5:    return calc.add(1, 2)"]),
         ({"pattern": "add", "glob": "{calc,x}.py"}, [
             ".hidden/x.py:1:add = 1", "src/calc.py:1:def add(a, b):"]),
+        ({"pattern": "Gr|import", "glob": "!*.txt"}, ["src/deep/more.py:1:import calc"]),
         ({"pattern": "add", "path": "node_modules"}, ["node_modules/m/index.js:1:add"]),
         ({"pattern": "return a", "path": "to_src"}, ["to_src/calc.py:2:    return a - b"]),
         ({"pattern": "-b", "path": "src", "literal": True}, ["No matches."]),

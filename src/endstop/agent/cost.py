@@ -56,7 +56,7 @@ class DefinitionCosts:
         about = "about " if self.basis == "estimate" else ""
         return (
             f"{len(rows)} tool definition{'s' * (len(rows) != 1)} cost {about}{self.total} tokens in every "
-            f"prompt: {each}."
+            f"prompt{f': {each}' if each else ''}."
         )
 
 
@@ -141,7 +141,7 @@ def as_json(count: Callable[[str], int], why: str) -> DefinitionCounter:
 
 def _estimate(why: str) -> DefinitionCounter:
     def tokens(definitions: Sequence[Mapping[str, Any]]) -> int:
-        return -(-len(_lines(definitions).encode()) // _BYTES_PER_TOKEN)
+        return sum(-(-len(_lines([one]).encode()) // _BYTES_PER_TOKEN) for one in definitions)
 
     return DefinitionCounter("estimate", tokens, why)
 

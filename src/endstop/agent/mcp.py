@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, TextIO
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import Any, TextIO
 
 from endstop.agent.mcp_result import arguments_check, input_schema, result_of
+from endstop.agent.mcp_servers import McpServer, read_servers
 from endstop.agent.tool import OUTPUT_BYTES, Tool, ToolResult
 from endstop.protocol.errors import EndstopError
+
+__all__ = ["McpServer", "McpTools", "read_servers"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,60 +37,6 @@ _MOST_PAGES = 100
 _CLOSING_SECONDS = 15.0
 # Of a server's stderr, shown when it fails.
 _SHOWN_STDERR = 1000
-
-
-class McpServer(BaseModel):
-    """One server. `${NAME}` in args, env, url and headers stands for a variable of the environment.
-
-    Attributes:
-        command, args, env, cwd: a server that is started here and spoken to over stdio. It sees HOME, PATH
-            and the like, and of all other variables only those in `env`.
-        url, headers: a server that is there already, over streamable HTTP.
-        timeout: seconds that a call may take. start_timeout: that opening it may take.
-        tools: only these of its tools; all, where it is not given.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Annotated[str, Field(min_length=1)]
-    command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = Field(default_factory=dict)
-    cwd: str | None = None
-    url: str | None = None
-    headers: Mapping[str, str] = Field(default_factory=dict)
-    timeout: Annotated[float, Field(gt=0)] = 60.0
-    start_timeout: Annotated[float, Field(gt=0)] = 30.0
-    tools: tuple[str, ...] | None = None
-
-    @model_validator(mode="after")
-    def _one_transport(self) -> McpServer:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("needs either command (stdio) or url (streamable HTTP)")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
-        return self
-
-
-def read_servers(entries: Mapping[str, Any]) -> list[McpServer]:
-    """Servers by name, as settings have them; `{"mcpServers": {...}}` as well, as other programs write it.
-
-    Raises EndstopError that names the server and what is wrong with it.
-    """
-    inner = entries.get("mcpServers", entries)
-    if not isinstance(inner, Mapping):
-        raise EndstopError("mcpServers must be a mapping of names to servers.")
-    servers = []
-    for name, entry in inner.items():
-        if not isinstance(entry, Mapping):
-            raise EndstopError(f"MCP server {name}: a mapping with command or url, got {entry!r}.")
-        # Other programs name the transport, which command and url already say.
-        values = {key: value for key, value in entry.items() if key not in ("type", "transport")}
-        try:
-            servers.append(McpServer(name=name, **values))
-        except (ValidationError, TypeError) as error:
-            raise EndstopError(f"MCP server {name}: {_fault(error)}.") from None
-    return servers
 
 
 class McpTools:
@@ -109,6 +56,7 @@ class McpTools:
         output_bytes: int = OUTPUT_BYTES,
     ) -> None:
         _require_sdk()
+        _quiet_sdk()
         self.tools: list[Tool] = []
         self._output_bytes = output_bytes
         self._loop = asyncio.new_event_loop()
@@ -183,6 +131,7 @@ class _Connection:
         self._client: Any = None
         self._closing = asyncio.Event()
         self._task: concurrent.futures.Future[None] | None = None
+        self._status = 0  # of the last HTTP response
         self._stderr: TextIO = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -288,10 +237,16 @@ class _Connection:
             from mcp.client.streamable_http import streamable_http_client
 
             times = httpx2.Timeout(server.start_timeout, read=server.timeout + 5)
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=times))
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=headers, timeout=times, event_hooks={"response": [self._seen]})
+            )
             return await stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
 
         return reach
+
+    async def _seen(self, response: Any) -> None:
+        """The SDK's errors do not name the status of HTTP."""
+        self._status = response.status_code
 
     async def _list(self, client: Any) -> list[Any]:
         specs: list[Any] = []
@@ -332,9 +287,9 @@ class _Connection:
         return f"MCP server {self.server.name} has ended or closed the connection{self._last_words()}"
 
     def _last_words(self) -> str:
-        """The end of what a server that was started here wrote to stderr."""
+        """The end of what a server that was started here wrote to stderr, or the status of HTTP."""
         if self.server.command is None:
-            return ""
+            return f" (HTTP status {self._status})" if self._status >= 300 else ""
         self._stderr.seek(0)
         text = self._stderr.read()[-_SHOWN_STDERR:].strip()
         return f"; its last words: {text}" if text else ""
@@ -347,6 +302,13 @@ def _require_sdk() -> None:
         raise EndstopError("MCP servers need the mcp package: pip install 'endstop[agent]'.") from error
 
 
+def _quiet_sdk() -> None:
+    """A banner on a server's stdout is a traceback in the SDK's log; what matters is said here."""
+    log = logging.getLogger("mcp.client")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.CRITICAL)
+
+
 def _clean(name: str) -> str:
     """A name that servers of models take."""
     return _NO_NAME.sub("_", name)[:_LONGEST_NAME] or "_"
@@ -357,15 +319,3 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def _fault(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return _reason(error)
-    fault = error.errors()[0]
-    place = ".".join(str(part) for part in fault["loc"])
-    text = str(fault["msg"]).removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        known = ", ".join(name for name in McpServer.model_fields if name != "name")
-        return f"unknown key {place}; known are {known}"
-    return f"{place}: {text}" if place else text

@@ -74,19 +74,23 @@ def shown(function: Callable[..., Any], values: Mapping[str, Any], output_bytes:
     """Call a function and make what it gives, or raises, into a result of bounded size."""
     try:
         value = function(**values)
+        if isinstance(value, ToolResult):
+            return ToolResult(bounded(value.text, output_bytes), value.ok, value.code, value.details)
+        return ToolResult(bounded(_text(value), output_bytes))
     except EndstopError as error:
         return ToolResult(bounded(str(error), output_bytes), ok=False)
     except Exception as error:
         return ToolResult(bounded(f"{type(error).__name__}: {error}", output_bytes), ok=False)
-    if isinstance(value, ToolResult):
-        return ToolResult(bounded(value.text, output_bytes), value.ok, value.code, value.details)
-    if value is None:
-        return ToolResult("(done, no output)")
-    if not isinstance(value, str):
-        import pydantic_core
 
-        value = pydantic_core.to_json(value, fallback=str, inf_nan_mode="strings").decode()
-    return ToolResult(bounded(value, output_bytes))
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "(done, no output)"
+    if isinstance(value, str):
+        return value
+    import pydantic_core
+
+    return pydantic_core.to_json(value, fallback=str, inf_nan_mode="strings").decode()
 
 
 def bounded(text: str, limit: int) -> str:

@@ -21,6 +21,7 @@ _SYS_OPENAT2 = 437  # on every architecture that CPython is built for, but alpha
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _LINKS = 40  # as many as the kernel follows
 _RETRIES = 128  # the kernel gives up (EAGAIN) when something was renamed meanwhile
+# What a file is called until it is whole, with the number of the process that writes it.
 TEMPORARY = ".endstop-write-"
 
 
@@ -117,7 +118,7 @@ def place_file(
         mode: of the file; None: what the umask leaves, or that of the file that is replaced.
         like: whose owner the file gets; None: the directory's.
     """
-    temporary = TEMPORARY + secrets.token_hex(8)
+    temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666, dir_fd=parent)
     try:
@@ -133,6 +134,20 @@ def place_file(
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=parent)
         raise
+
+
+def left_half(name: str) -> bool:
+    """Whether a file of this name was being written by a process that is gone."""
+    pid = name.removeprefix(TEMPORARY).partition("-")[0]
+    if not name.startswith(TEMPORARY) or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 def _openat2(root: int, path: str, flags: int) -> int:

@@ -19,10 +19,11 @@ from pathlib import Path
 from endstop.sandbox import arguments
 from endstop.sandbox.arguments import Layout
 from endstop.sandbox.load import Load, load_below, processes_of_user
+from endstop.sandbox.seccomp import filter_program
 from endstop.sandbox.settings import CommandLimits, SandboxSettings
 
 _CHUNK = 1 << 16
-_LOOK = 0.5  # seconds between two looks at what a command uses
+_LOOK = 0.2  # seconds between two looks at what a command uses
 _START = 20.0  # seconds in which the sandbox must stand
 _DEATH = 10.0  # seconds in which everything must be dead after SIGKILL
 _PASSWD = (
@@ -104,9 +105,14 @@ def run_bubblewrapped(
         told = arguments.options(layout, settings, environment, sources=sources, data=contents)
         # By a file, so that no value of the environment stands on a command line.
         told_file = _file(files, b"".join(os.fsencode(word) + b"\0" for word in told))
+        passed = [*contents.values(), told_file]
+        command = ["bwrap", "--args", str(told_file)]
+        if program := filter_program():
+            passed.append(_file(files, program))
+            command += ["--seccomp", str(passed[-1])]
         info_read, info_write = os.pipe()
         files.callback(os.close, info_read)
-        command = ["bwrap", "--args", str(told_file), "--info-fd", str(info_write), "--"]
+        command += ["--info-fd", str(info_write), "--"]
         others = (
             0 if _limits_are_per_namespace() else processes_of_user(settings.uid if as_root else os.getuid())
         )
@@ -123,7 +129,7 @@ def run_bubblewrapped(
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env={"PATH": os.environ.get("PATH", arguments.PATH)},
-                pass_fds=(*contents.values(), told_file, info_write),
+                pass_fds=(*passed, info_write),
                 start_new_session=True,
                 bufsize=0,
             )

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.beneath import (
-    TEMPORARY,
     directory_beneath,
+    left_half,
     make_directory,
     open_directory,
     place_file,
@@ -82,10 +82,12 @@ class WorkingCopy:
         if not workspace.is_dir():
             raise EndstopError(f"the workspace {workspace} is no directory")
         if not drops_user(settings):
+            _remove_left_half(workspace)
             return cls(workspace, workspace, {})
         state = Path(os.path.realpath(state))
         if state.is_relative_to(workspace):
             raise EndstopError(f"the state {state} lies in the workspace {workspace}; choose another place")
+        _remove_left_half(workspace)
         root = state / "workspace"
         _remove(root)
         root.mkdir(parents=True)
@@ -170,7 +172,7 @@ def give_to_sandbox(path: Path, settings: SandboxSettings) -> None:
 
 
 def _copy(source: int, target: int, prefix: str, left_out: set[str], uid: int) -> None:
-    """All of a directory but what is no file, directory or link. What a killed run left half is removed."""
+    """All of a directory but what is no file, directory or link."""
     for name in os.listdir(source):
         path = prefix + name
         state = _state(source, name)
@@ -191,9 +193,6 @@ def _copy(source: int, target: int, prefix: str, left_out: set[str], uid: int) -
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
             os.chown(name, uid, uid, dir_fd=target, follow_symlinks=False)
         elif stat.S_ISREG(state.st_mode):
-            if name.startswith(TEMPORARY):
-                os.unlink(name, dir_fd=source)
-                continue
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             copied = os.open(name, flags, 0o600, dir_fd=target)
             try:
@@ -276,6 +275,14 @@ def _walk(root: int) -> Iterator[tuple[str, os.stat_result]]:
                     yield "/".join((*parts, name)), state
                 if kind == stat.S_IFDIR and len(parts) < _DEEPEST:
                     waiting.append((*parts, name))
+
+
+def _remove_left_half(workspace: Path) -> None:
+    """What a killed run was writing, as far as this user may look."""
+    with contextlib.suppress(OSError), _opened(workspace) as root:
+        for path, state in _walk(root):
+            if stat.S_ISREG(state.st_mode) and left_half(path.rpartition("/")[2]):
+                _take_away(root, path)
 
 
 @contextlib.contextmanager

@@ -48,10 +48,20 @@ class ToolContext:
             return "directory"
         return kind if kind in ("file", "directory") else None
 
-    def bring_back(self) -> None:
-        """What a tool changed goes to the workspace itself."""
-        if self.working is not None:
-            self.working.sync_back()
+    def is_bound(self, path: str) -> bool:
+        """Whether only commands see a path: a dependency that is bound for them."""
+        return any(path == place or path.startswith(f"{place}/") for place in self.bind)
+
+    def bring_back(self) -> str:
+        """What a tool changed goes to the workspace; a line for the model where that is not possible."""
+        if self.working is None:
+            return ""
+        known = len(self.working.conflicts)
+        self.working.sync_back()
+        left = self.working.conflicts[known:]
+        if not left:
+            return ""
+        return f"\n[not brought to the workspace, where something else stands now: {', '.join(left[:10])}]"
 
 
 def readable_size(size: int) -> str:

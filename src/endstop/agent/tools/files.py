@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import re
 from collections import deque
 from typing import Annotated
 
@@ -20,6 +21,8 @@ _MOST_ENTRIES = 500
 _MOST_DIRECTORIES = 5000
 # edit_file holds the whole file in memory.
 _LARGEST_EDIT = 32 << 20
+
+_NUMBERED = re.compile(r" *\d+\t")
 
 Line = Annotated[int, Field(ge=1)]
 
@@ -139,9 +142,7 @@ def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
     except PathMissing:
         if old or files.kind(path) is not None:
             raise
-        files.write(path, new.encode())
-        context.bring_back()
-        return ToolResult(f"Created {path} ({readable_size(len(new.encode()))}).")
+        return _written(context, path, new.encode(), f"Created {path}")
     if size > len(data):
         return ToolResult(f"{path} has {readable_size(size)}, too many for edit_file; use bash.", ok=False)
     if not old:
@@ -150,9 +151,7 @@ def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
                 f"{path} exists already ({readable_size(size)}). Give the text to be replaced as old.",
                 ok=False,
             )
-        files.write(path, new.encode())
-        context.bring_back()
-        return ToolResult(f"Wrote {path}, which was empty ({readable_size(len(new.encode()))}).")
+        return _written(context, path, new.encode(), f"Wrote {path}, which was empty")
     if b"\0" in data:
         return ToolResult(f"{path} is a binary file; edit_file changes text.", ok=False)
     made = replace_once(data, old, new)
@@ -164,10 +163,14 @@ def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
             ok=False,
         )
     if isinstance(made, NotFound):
-        return ToolResult(_not_found(path, made), ok=False)
+        return ToolResult(_not_found(path, old, made), ok=False)
     files.write(path, made.data)
-    context.bring_back()
-    return ToolResult(_changed(path, made))
+    return ToolResult(_changed(path, made) + context.bring_back())
+
+
+def _written(context: ToolContext, path: str, data: bytes, what: str) -> ToolResult:
+    context.files.write(path, data)
+    return ToolResult(f"{what} ({readable_size(len(data))}).{context.bring_back()}")
 
 
 def _changed(path: str, made: Replacement) -> str:
@@ -180,8 +183,10 @@ def _span(lines: tuple[int, int]) -> str:
     return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
-def _not_found(path: str, found: NotFound) -> str:
+def _not_found(path: str, old: str, found: NotFound) -> str:
     text = f"Nothing was changed: old does not stand in {path}."
+    if _NUMBERED.match(old):
+        return f"{text} It begins with a line number, which is no part of the file."
     if found.line_ends:
         return f"{text} Only its line ends differ: write them in old and new without \\r."
     if not found.nearest:
@@ -198,7 +203,9 @@ def _not_found(path: str, found: NotFound) -> str:
 def _refused(context: ToolContext, path: str, error: PathRefused) -> ToolResult:
     """Why not, with names that are like the one that does not exist."""
     text = str(error).rstrip(".") + "."
-    if isinstance(error, PathMissing):
+    if isinstance(error, PathMissing) and context.is_bound(context.files.relative(path)):
+        text = f"{path} belongs to a dependency, which only commands see: use bash or code_search."
+    elif isinstance(error, PathMissing):
         above, name = posixpath.split(path.rstrip("/"))
         try:
             names = [entry.name for entry in context.files.list(above or ".")]

@@ -90,6 +90,7 @@ def oracle_tool(
             return ToolResult(f"The oracle cannot answer: {output.error}", ok=False, details=details)
         if output.finish_reason != "stop":
             text += f"\n[The answer was cut: {output.finish_reason}.]"
+        text = text or "(no answer)"
         left = max_calls - calls
         # Marked at both ends: the middle of a long answer may be left out.
         said = f"{_MARK}\n{bounded(text, context.output_bytes - 2 * len(_MARK) - 200)}\n{_MARK}"
@@ -98,6 +99,16 @@ def oracle_tool(
         )
 
     return oracle
+
+
+def oracle_definition() -> Tool:
+    """The tool without a model behind it: for what its definition costs."""
+    from pathlib import Path
+
+    from endstop.sandbox.files import WorkspaceFiles
+    from endstop.testing import ScriptedChat
+
+    return oracle_tool(ScriptedChat([]), lambda: Situation(""), ToolContext(Path(), WorkspaceFiles(Path())))
 
 
 def _file(context: ToolContext, path: str) -> str:

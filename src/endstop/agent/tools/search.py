@@ -68,7 +68,7 @@ def code_search_tool(context: ToolContext, ripgrep: str | None = None) -> Tool:
         if "\0" in pattern or "\0" in (glob or ""):
             return ToolResult("A pattern cannot hold a NUL character.", ok=False)
         place = context.files.relative(path)
-        if context.leads_to(place) is None:
+        if context.leads_to(place) is None and not context.is_bound(place):
             return ToolResult(f"There is no file or directory {path!r} to search.", ok=False)
         search = Search(pattern, place, glob, literal, ignore_case)
         found = _fallback(context, search) if program is None else _ripgrep(context, search, program)

@@ -25,10 +25,12 @@ def main() -> int:
     except re.error as error:
         print(f"not a regular expression: {error}")
         return 2
-    wanted = None if request["glob"] is None else re.compile(_glob(request["glob"]))
+    glob = request["glob"]
+    wanted = None if glob is None else re.compile(_glob(glob.removeprefix("!")))
+    without = glob is not None and glob.startswith("!")
     out = sys.stdout.buffer
     for path in _files(request["path"], frozenset(request["left_out"])):
-        if wanted is None or wanted.fullmatch(path.removeprefix("./")):
+        if wanted is None or bool(wanted.fullmatch(path.removeprefix("./"))) != without:
             for found in _matches(path, pattern, request["columns"]):
                 out.write(found)
     out.flush()

@@ -45,14 +45,14 @@ def bash_tool(context: ToolContext) -> Tool:
                 output_bytes=context.output_bytes,
             )
         finally:
-            context.bring_back()
-        return shown(result, seconds)
+            lost = context.bring_back()
+        return shown(result, seconds, lost)
 
     return bash
 
 
-def shown(result: CommandResult, limit: float) -> ToolResult:
-    """A command's result for the model: its output, and how it ended."""
+def shown(result: CommandResult, limit: float, lost: str = "") -> ToolResult:
+    """A command's result for the model: its output, how it ended, and what was not brought back."""
     if result.cause == "exit":
         ended = f"exit code {result.exit_code}"
     else:
@@ -70,4 +70,5 @@ def shown(result: CommandResult, limit: float) -> ToolResult:
         "mode": result.mode,
         "net_attempt": result.net_attempt,
     }
-    return ToolResult(f"{text}[{ended}, {result.seconds:.1f} s]", ok=result.exit_code == 0, details=details)
+    # How long it took is for the record only: the same command with the same result reads the same.
+    return ToolResult(f"{text}[{ended}]{lost}", ok=result.exit_code == 0, details=details)
