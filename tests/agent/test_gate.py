@@ -102,6 +102,18 @@ def test_a_refusal_tells_the_model_all_that_it_needs(tmp_path: Path) -> None:
     assert told.count("assert -1 == 5") == 1
 
 
+def test_a_test_that_fails_only_beside_the_canary_is_shown_and_counted_once() -> None:
+    from endstop.agent.decisions import TestReport, Verdict, VerifierRun
+    from endstop.agent.refusals import Finding
+
+    green = VerifierRun("pytest", 0, "all green", 1.0, report=TestReport(passed=frozenset({"a", "b"})))
+    red = VerifierRun("pytest", 1, "b is red", 1.0, report=TestReport(frozenset({"a"}), frozenset({"b"})))
+    finding = Finding.of(Verdict("FLAKY", "tree", (green, red), ("b",)))
+    assert (finding.output, finding.runs) == ("b is red", 1)
+    finding = Finding.of(Verdict("FLAKY", "tree", (red, green), ("b",)))
+    assert (finding.output, finding.runs) == ("b is red", 2)
+
+
 def test_the_output_in_a_refusal_is_its_last_2000_characters(bench: Bench) -> None:
     from endstop.agent.refusals import tail
 

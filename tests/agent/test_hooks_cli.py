@@ -63,7 +63,7 @@ class Project:
             text=True,
             cwd=self.root,
             env=self.environment,
-            timeout=120,
+            timeout=300,
         )
 
     def hook(self, name: str, **more: Any) -> Any:
@@ -227,7 +227,7 @@ def test_two_hooks_at_once_give_one_answer(project: Project) -> None:
         )
         for _ in range(2)
     ]
-    said = [check.communicate(timeout=120)[1] for check in checks]
+    said = [check.communicate(timeout=300)[1] for check in checks]
     assert [check.returncode for check in checks] == [2, 2]
     assert said[0] == said[1]
     assert project.status()[0]["refusals"] == "1 of 5"

@@ -77,7 +77,7 @@ class Finding:
             problem=verdict.problem,
             would_pass=verdict.would_pass,
             counts=counts,
-            runs=len(verdict.runs),
+            runs=_counted(verdict),
             seconds=verdict.seconds,
         )
 
@@ -199,6 +199,14 @@ def _to_show(verdict: Verdict) -> VerifierRun | None:
         if run.report is not None and run.report.failed & failed:
             return run
     return verdict.runs[-1] if verdict.runs else None
+
+
+def _counted(verdict: Verdict) -> int:
+    """Runs of the command. The canary's own run is kept with a verdict only where it shows a flaky test that
+    had passed before, and is none of them."""
+    first = verdict.runs[0].report if verdict.runs else None
+    canarys = verdict.code == "FLAKY" and first is not None and not first.failed
+    return len(verdict.runs) - canarys
 
 
 def tail(text: str) -> str:
