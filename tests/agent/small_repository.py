@@ -1,4 +1,4 @@
-"""A small real project with a history, a bug, and tests that show it; and scripts of models that work in it."""
+"""A small real project with a history, a bug, and tests that show it; and what models do in it."""
 
 from __future__ import annotations
 

@@ -15,9 +15,17 @@ import jsonschema
 import pytest
 
 from endstop.agent.replay import replay
-from endstop.agent.run import AgentResult, resume_agent, run_agent
-from endstop.agent.settings import AgentSettings, make_settings
+from endstop.agent.result import AgentResult
+from endstop.agent.run import resume_agent, run_agent
+from endstop.agent.settings import (
+    AgentSettings,
+    ModelSettings,
+    SandboxSection,
+    ToolSettings,
+    make_settings,
+)
 from endstop.agent.trajectory import Trajectory
+from endstop.agent.workplace import secret_values
 from endstop.outcomes import EXIT_CODES
 from endstop.protocol.errors import EndstopError
 
@@ -165,6 +173,32 @@ def test_a_secret_enters_neither_sandbox_nor_record(project, settings, monkeypat
         )
 
 
+def test_secrets_in_the_settings_themselves_are_asked_for_again(project, settings):
+    headers = {"Authorization": "Bearer hunter2", "X-Plain": "plain"}
+    given = settings([READ])
+    values = secret_values(
+        given.model_copy(
+            update={
+                "tools": ToolSettings(mcp={"one": {"url": "http://localhost:1/mcp", "headers": headers}}),
+                "model": ModelSettings(name="m", base_url="http://me:hunter3@localhost:1/v1"),
+                "sandbox": SandboxSection(environment={"A_TOKEN": "hunter4", "LANG": "C.UTF-8"}),
+            }
+        )
+    )
+    assert set(values) == {"Bearer hunter2", "hunter3", "hunter4"}
+    allowed = {"environment": {"A_TOKEN": "hunter4"}, "allow_secrets": ["A_TOKEN"], "virtualenv": "none"}
+    show = {"calls": [{"bash": {"command": "echo $A_TOKEN"}}]}
+    quick = settings([show, show], sandbox=allowed, unverified=True, task={"bounds": {"steps": 1}})
+    result = run_agent(quick, project)
+    assert "hunter4" not in result.trajectory.read_text()
+    assert "[redacted]\\n[exit code 0" in result.trajectory.read_text()
+    more = {"task": {"bounds": {"steps": 2}}}
+    with pytest.raises(EndstopError, match=r"-c sandbox\.environment\.A_TOKEN="):
+        resume_agent(result.trajectory.parent, changes=more)
+    again = {**more, "sandbox": {"environment": {"A_TOKEN": "hunter4"}}}
+    assert resume_agent(result.trajectory.parent, changes=again).steps == 2
+
+
 def test_a_run_is_started_once_and_ended_once(project, settings, tmp_path):
     given = settings([FIX, small.submit()])
     run_agent(given, project)
@@ -206,6 +240,37 @@ def test_files_that_changed_meanwhile_are_named(project, settings):
     assert "NOTES.md" in told[0]
 
 
+def test_a_prompt_of_ones_own(project, settings, tmp_path):
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("Shell {{ shell }} in {{ directory }}. Check: {{ verify }}.")
+    quick = {"unverified": True, "task": {"bounds": {"steps": 1}}}
+    result = run_agent(settings([READ], prompts={"system": str(mine)}, **quick), project)
+    assert record(result)["messages"][0]["content"].startswith("Shell bash in ")
+    mine.write_text("{{ nothing_of_the_kind }}")
+    with pytest.raises(EndstopError, match=r"mine\.jinja: 'nothing_of_the_kind' is undefined; it may use"):
+        run_agent(
+            settings([READ], prompts={"system": str(mine)}, state=str(tmp_path / "two"), **quick), project
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- docs: write a README\n- add\n",
+        "docs: write a README\nadd: add\n",
+        "- {id: docs, text: write a README}\n- {id: add, text: add}\n",
+        "# To do\n\n- [ ] docs: write a README\n- [x] add\n",
+    ],
+)
+def test_checklists_in_several_forms(tmp_path, text):
+    from endstop.cli.agent_run import read_checklist
+
+    path = tmp_path / "checklist"
+    path.write_text(text)
+    items = [(item["id"], item["text"]) for item in read_checklist(path)]
+    assert items == [("docs", "write a README"), ("add", "add")]
+
+
 # The command line, in processes of its own.
 
 
@@ -233,9 +298,8 @@ def test_the_command_line_shows_steps_and_ends_with_its_code(project, tmp_path):
     assert "src/shelf/stock.py" in done.stdout
     for shown in ("step 1", "NO_SUBMIT", "edit_file", "check: python -m pytest -q"):
         assert shown in done.stderr
-    again = run([*command(project, tmp_path / "state2", "run", "again", "--model", model), "--json", "-q"])
-    assert again.stderr == ""
-    assert json.loads(again.stdout)["outcome"] == "verified"
+    again = run([sys.executable, "-m", "endstop.cli", "agent", "run", "--replay", str(tmp_path / "state")])
+    assert (again.returncode, again.stdout) == (0, "the same: 2 decisions, verified\n"), again.stderr
 
 
 @pytest.mark.parametrize(

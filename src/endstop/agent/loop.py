@@ -107,9 +107,8 @@ class Agent:
         message = self.trajectory.add_turn(turn)
         self.trajectory.spend(turn.cost)
         self.save()
-        if turn.output.stop_kind == "deadline":
-            return self._limit()
-        return self._respond(message)
+        over = self._limit() if turn.output.stop_kind == "deadline" else None
+        return over or self._respond(message)
 
     def _unanswered(self) -> End | None:
         """A run that was killed may have saved an answer of the model and not what became of it."""

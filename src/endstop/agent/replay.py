@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from endstop.agent.models import AgentModel
-from endstop.agent.run import AgentResult, run_agent
+from endstop.agent.result import AgentResult
+from endstop.agent.run import run_agent
 from endstop.agent.settings import make_settings, merged
 from endstop.agent.trajectory import Trajectory
 from endstop.agent.tree import Trees

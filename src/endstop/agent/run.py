@@ -11,7 +11,6 @@ import os
 import platform
 import secrets as random_bytes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from endstop.agent.gate import Gate, GateState
 from endstop.agent.loop import Agent
 from endstop.agent.models import AgentModel, open_model
 from endstop.agent.prompts import render
+from endstop.agent.result import AgentResult, make_result
 from endstop.agent.settings import AgentSettings, anchored, make_settings, merged
 from endstop.agent.tool import Tool
 from endstop.agent.toolbox import open_tools
-from endstop.agent.trajectory import Trajectory, now
+from endstop.agent.trajectory import REDACTED, Trajectory, now
 from endstop.agent.workplace import Workplace, open_workplace, secret_values
-from endstop.outcomes import EXIT_CODES, AgentOutcome
+from endstop.outcomes import AgentOutcome
 from endstop.protocol.errors import EndstopError
 
 Person = Callable[[str], str | None]
@@ -37,53 +37,6 @@ Watch = Callable[[str, Any], None]
 RESUMABLE: frozenset[AgentOutcome] = frozenset(
     {"interrupted", "needs_user", "error", "limit:steps", "limit:time", "limit:cost", "limit:context"}
 )
-_DIFF_CHARACTERS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class AgentResult:
-    """How a run ended, and what it left.
-
-    Attributes:
-        message, details: of the end. exit_code: what a shell is told.
-        summary, assumptions: of the last submit; words of the model, no evidence.
-        diff: from the start to the files as they are. best_verified_tree, best_diff: the last tree that
-            passed, with what it changed; where a later edit broke it, that is what is worth keeping.
-        opened: protected paths that the task allowed and the run changed. unprotected: inputs of the
-            verification that nobody guards (dependencies). notes: what is weaker than it could be.
-        sandbox: the mode and why it is no stronger. warnings: e.g. an empty diff.
-    """
-
-    outcome: AgentOutcome
-    message: str
-    details: tuple[str, ...]
-    exit_code: int
-    id: str
-    trajectory: Path
-    steps: int
-    seconds: float
-    cost: float
-    verify: str
-    sandbox: str
-    tree: str
-    baseline: str
-    best_verified_tree: str | None = None
-    summary: str = ""
-    assumptions: tuple[str, ...] = ()
-    diff: str = ""
-    best_diff: str = ""
-    changed: tuple[str, ...] = ()
-    opened: tuple[str, ...] = ()
-    unprotected: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    refusals: int = 0
-    gate_runs: int = 0
-    gate_seconds: float = 0.0
-    codes: tuple[str, ...] = field(default=())
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "trajectory": str(self.trajectory)}
 
 
 def run_agent(
@@ -157,6 +110,7 @@ def resume_agent(
     with _locked(state):
         trajectory = Trajectory.load(state)  # it may have gone on before the lock was ours
         data = merged({**trajectory.settings, "task": trajectory.task}, changes or {})
+        _must_be_whole(data)
         settings = anchored(make_settings(data, "the settings of the resumed run"), Path.cwd())
         before = (trajectory.outcome or {}).get("outcome")
         if before is not None and before not in RESUMABLE:
@@ -288,7 +242,16 @@ def _go_on(
         if not isinstance(error, EndstopError):
             raise
         end = End("error", str(error))
-    return _result(trajectory, settings, place, gate, end)
+    return make_result(trajectory, place, gate, end)
+
+
+def _must_be_whole(data: Any, name: str = "") -> None:
+    """A secret that stood in the settings themselves is not in the record."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            _must_be_whole(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(data, str) and REDACTED in data:
+        raise EndstopError(f"{name} held a secret, which no record keeps; give it again with -c {name}=...")
 
 
 def _ended(trajectory: Trajectory) -> End | None:
@@ -297,61 +260,6 @@ def _ended(trajectory: Trajectory) -> End | None:
     if last.get("type") != "end":
         return None
     return End(last["code"], last["message"], tuple(last["details"]))
-
-
-def _result(
-    trajectory: Trajectory, settings: AgentSettings, place: Workplace, gate: Gate, end: End
-) -> AgentResult:
-    """Make the result, and close the record with it."""
-    place.bring_back()
-    state, trees = gate.state, place.trees
-    tree = trees.snapshot()
-    best = state.best_verified_tree
-    verified = end.outcome == "verified"
-    warnings = [detail for detail in end.details if detail == "EMPTY_DIFF"] if verified else []
-    result = AgentResult(
-        end.outcome,
-        end.message,
-        end.details,
-        EXIT_CODES[end.outcome],
-        trajectory.id,
-        trajectory.path,
-        trajectory.steps,
-        round(trajectory.seconds, 3),
-        trajectory.cost,
-        place.verify_command,
-        place.sandbox_description,
-        tree,
-        trajectory.baseline,
-        best,
-        state.summary,
-        tuple(state.assumptions),
-        trees.diff(trajectory.baseline, tree),
-        trees.diff(trajectory.baseline, best) if best is not None and best != tree else "",
-        tuple(trees.changed(trajectory.baseline, tree)),
-        tuple(state.openings),
-        settings.task.dependencies,
-        place.notes,
-        tuple(warnings),
-        state.refusals,
-        state.gate_runs,
-        round(state.gate_seconds, 3),
-        tuple(state.codes),
-    )
-    folder = trajectory.path.parent
-    for name, diff in (("changes.diff", result.diff), ("best.diff", result.best_diff)):
-        if diff:
-            (folder / name).write_text(diff, encoding="utf-8", errors="surrogateescape")
-    data = result.to_dict()
-    data.pop("trajectory")
-    for name in ("diff", "best_diff"):
-        if len(data[name]) > _DIFF_CHARACTERS:
-            data[name] = data[name][:_DIFF_CHARACTERS] + "\n[the rest is in the state directory]\n"
-    trajectory.outcome = data
-    trajectory.gate = state.to_dict()
-    trajectory.save()
-    trajectory.watch("end", result)
-    return result
 
 
 def _first_sentence(text: str) -> str:

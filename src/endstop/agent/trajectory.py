@@ -23,7 +23,8 @@ from endstop.protocol.errors import EndstopError
 
 FORMAT = "endstop.trajectory"
 VERSION = 1
-_REDACTED = "[redacted]"
+# What stands in the place of a secret.
+REDACTED = "[redacted]"
 _UNSAVED = frozenset({"path", "secrets", "watch"})
 
 Message = dict[str, Any]
@@ -177,17 +178,7 @@ class Trajectory:
         return message
 
     def _clean(self, value: Any) -> Any:
-        """A copy without secrets, and without halves of characters that no file could hold."""
-        if isinstance(value, str):
-            value = value.encode("utf-8", "replace").decode("utf-8")
-            for secret in self.secrets:
-                value = value.replace(secret, _REDACTED)
-            return value
-        if isinstance(value, Mapping):
-            return {self._clean(key): self._clean(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._clean(item) for item in value]
-        return value
+        return storable(value, self.secrets)
 
     # The file.
 
@@ -230,6 +221,20 @@ class Trajectory:
             raise EndstopError(f"{path} is a broken trajectory: it has no {min(missing)!r}.")
         values = {name: data[name] for name in names if name in data}
         return cls(path=path, secrets=tuple(secrets), **values)
+
+
+def storable(value: Any, secrets: Sequence[str] = ()) -> Any:
+    """A copy without secrets, and without halves of characters, which no file and no terminal can hold."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace").decode("utf-8")
+        for secret in secrets:
+            value = value.replace(secret, REDACTED)
+        return value
+    if isinstance(value, Mapping):
+        return {storable(key, secrets): storable(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item, secrets) for item in value]
+    return value
 
 
 def decision_meta(decision: Decision) -> dict[str, Any]:

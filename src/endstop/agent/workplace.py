@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from endstop.agent.gate import Gate
 from endstop.agent.protected import Protected
@@ -121,7 +122,8 @@ def open_workplace(
                 )
             else:
                 verification = Verification(trees, task.verify, protected, baseline, sandbox, state, bind)
-            watch("baseline", None)
+            if verification.baseline is None:
+                watch("baseline", None)
             verification.start()
             protected = verification.protected
         yield Workplace(
@@ -165,17 +167,31 @@ def secret_values(settings: AgentSettings) -> tuple[str, ...]:
     """Values that must not be written: those of the variables that are named secrets, longest first."""
     names = {*settings.secrets, *settings.sandbox.allow_secrets}
     values = {os.environ.get(name, "") for name in names}
-    for model in (settings.model, settings.tools.oracle):
-        if model is not None and model.api_key_env:
-            values.add(os.environ.get(model.api_key_env, ""))
+    for model in filter(None, (settings.model, settings.tools.oracle)):
+        values.add(os.environ.get(model.api_key_env or "", ""))
+        values.add(urlsplit(model.base_url or "").password or "")
     values |= {value for name, value in settings.sandbox.environment.items() if _is_secret(name, settings)}
-    return tuple(sorted((value for value in values if value), key=len, reverse=True))
+    for server in settings.tools.mcp.values():
+        values |= _secrets_of_server(server, settings)
+    # A value of a letter or two is no secret, and leaving it out would leave nothing of the record.
+    return tuple(sorted((value for value in values if len(value) >= 4), key=len, reverse=True))
 
 
 def _is_secret(name: str, settings: AgentSettings) -> bool:
     models = (settings.model, settings.tools.oracle)
     keys = {model.api_key_env for model in models if model is not None}
     return name in settings.secrets or name in keys or _SECRET_NAME.search(name) is not None
+
+
+def _secrets_of_server(server: Mapping[str, Any], settings: AgentSettings) -> set[str]:
+    """Of an MCP server: what its environment and headers hold, by themselves or by `${NAME}`."""
+    values: set[str] = set()
+    for name, value in {**(server.get("env") or {}), **(server.get("headers") or {})}.items():
+        named = re.findall(r"\$\{(\w+)\}", str(value))
+        if not named and (_is_secret(name, settings) or name.lower() == "authorization"):
+            values.add(str(value))
+        values |= {os.environ.get(other, "") for other in named if _is_secret(other, settings)}
+    return values
 
 
 def _virtualenv(section: SandboxSection) -> Path | None:

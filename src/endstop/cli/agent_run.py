@@ -16,7 +16,7 @@ from endstop.cli.output import note
 from endstop.cli.verb import verb
 
 if TYPE_CHECKING:
-    from endstop.agent.run import AgentResult
+    from endstop.agent.result import AgentResult
 
 app = verb_app()
 
@@ -105,6 +105,12 @@ def run(
     answer: Annotated[
         str | None, typer.Option("--answer", help="With --resume: the answer to the run's question.")
     ] = None,
+    replayed: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay", metavar="STATE", help="Run the recorded answers again, on a copy: same decisions?"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the steps.")] = False,
 ) -> None:
@@ -131,6 +137,9 @@ def run(
         "interactive": interactive,
         "state": None if state is None else str(state),
     }
+    if replayed is not None:
+        _replay(replayed, override or [])
+        return
     if task == "-":
         from endstop.cli.inputs import read_stdin
 
@@ -174,6 +183,20 @@ def _run(
     return run_agent(make_settings(data), workspace, person=_ask, watch=view)
 
 
+def _replay(state: Path, entries: list[str]) -> None:
+    """Print whether the decisions are the same; exit code 1 where they are not."""
+    from endstop.agent.replay import replay
+    from endstop.agent.settings import overrides
+    from endstop.cli.output import counted, write_line
+
+    again = replay(state, changes=overrides(entries))
+    if again.same:
+        write_line(f"the same: {counted(len(again.replayed), 'decision')}, {again.outcomes[1]}")
+        return
+    write_line(f"not the same: {again.difference}")
+    raise typer.Exit(1)
+
+
 def read_checklist(path: Path) -> list[dict[str, str]]:
     """Items as a YAML list of texts or of `{id, text}`, a mapping of ids to texts, or `- [ ]` lines."""
     import re
@@ -192,13 +215,21 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
         items = [{"id": str(name), "text": str(said or "")} for name, said in items.items()]
     if not isinstance(items, list) or not items:
         raise EndstopError(f"{path} is no checklist: a YAML list, a mapping, or `- [ ]` lines.")
-    return [item if isinstance(item, dict) else _item(str(item)) for item in items]
+    return [_item(item) for item in items]
 
 
-def _item(text: str) -> dict[str, str]:
+def _item(item: Any) -> dict[str, str]:
     """`docs: write a README` has the id `docs`; a text without one gets its words as the id."""
     import re
 
+    if isinstance(item, Mapping):
+        # YAML reads `- docs: write a README` as a mapping of one entry.
+        alone = len(item) == 1 and "id" not in item
+        if alone:
+            [(name, said)] = item.items()
+            return {"id": str(name), "text": str(said or "")}
+        return {str(key): str(value) for key, value in item.items()}
+    text = str(item)
     name, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[\w.-]+", name.strip()):
         return {"id": name.strip(), "text": rest.strip()}

@@ -10,7 +10,7 @@ from endstop.cli.output import console, for_terminal, write_line
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from endstop.agent.run import AgentResult
+    from endstop.agent.result import AgentResult
 
 _LINES = 6
 _STYLES = {"refusal": "yellow", "end": "bold"}
