@@ -3,6 +3,7 @@ files, in the sandbox, with the gate's own failing test in a second run."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,7 @@ from endstop.sandbox.settings import SandboxSettings
 _CODE = frozenset(
     ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
 )
+_LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +164,8 @@ class Verification:
         return made
 
     def _widen(self, baseline: BaselineResult) -> None:
-        files = {
-            test.partition("::")[0]
-            for test in baseline.tests
-            # A documentation's test is in the code itself, and so are Rust's unit tests.
-            if "." not in without_parameters(test).rpartition("::")[2] and self.settings.verifier != "cargo"
-        }
+        # Found by a pattern of the project's. Tests that are in the code itself do not close it.
+        files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
         known = self.trees.paths(self.baseline_tree)
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
