@@ -150,6 +150,7 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
         protected=place.protected.patterns if place.verification is not None else (),
+        allowed=task.allow,
         bounds=task.bounds,
         interactive=settings.interactive,
     )
