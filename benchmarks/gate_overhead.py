@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import tempfile
 import time
@@ -142,8 +143,8 @@ def baseline_of(state: Path, tree: str) -> str:
 
 
 def cpu_seconds() -> float:
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in used)
 
 
 def total(steps: list[Step]) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,32 +27,35 @@ def resumed(made: Project) -> Verification:
 
 
 def test_a_test_that_fails_every_other_time_is_flaky(tmp_path: Path) -> None:
-    # What differs between two runs of the same files: here the time, to the tick of a counter outside.
+    # What differs between two runs of the same files: here a counter outside of them.
     ticks = tmp_path / "ticks"
-    ticks.mkdir()
-    ticks.chmod(0o777)
+
+    def set_to(count: int) -> None:
+        shutil.rmtree(ticks, ignore_errors=True)
+        ticks.mkdir()
+        for number in range(count):
+            (ticks / str(number)).touch()
+
     flaky = (
-        "import os, pathlib\n\n\ndef test_flaky():\n"
-        f"    ticks = pathlib.Path({str(ticks)!r})\n"
-        "    name = ticks / str(len(os.listdir(ticks)))\n    name.touch()\n"
-        "    assert int(name.name) % 2 == WHEN\n"
+        "import os\n\n\ndef test_flaky():\n"
+        f"    count = len(os.listdir({str(ticks)!r}))\n"
+        f"    open(os.path.join({str(ticks)!r}, str(count)), 'w').close()\n"
+        "    assert count % 2 == 0\n"
     )
     sandbox = replace(SANDBOX, mode="process")
-    files = {**BUG, "tests/test_flaky.py": flaky.replace("WHEN", "0")}
-    made = project(tmp_path, files, sandbox=sandbox)
-    # Runs 0 (passes) and 1 (fails) are the baseline's.
+    made = project(tmp_path, {**BUG, "tests/test_flaky.py": flaky}, sandbox=sandbox)
+    set_to(0)
     assert made.verification.start().executed == 3
     name = "tests/test_flaky.py::test_flaky"
-    (ticks / "odd").touch()
+    set_to(1)
     verdict = made.verify(dict(FIX))  # fails, then passes
     assert (verdict.code, verdict.details) == ("FLAKY", (name,))
     assert [sorted(run.report.failed) for run in verdict.runs if run.report] == [[name], []]
     assert "once failed and once passed" in verdict.problem
-    (ticks / "even").touch()
-    verdict = made.verification.verify(made.trees.snapshot())  # passes, then fails beside the canary
-    assert verdict.code == "FLAKY"
-    assert verdict.details == (name,)
-    assert len(verdict.runs) == 2
+    set_to(0)
+    verdict = made.verification.verify(verdict.tree)  # passes, then fails beside the canary
+    assert (verdict.code, verdict.details) == ("FLAKY", (name,))
+    assert [name in run.report.failed for run in verdict.runs if run.report] == [False, True]
 
 
 @pytest.mark.slow
@@ -240,12 +244,14 @@ def test_a_command_with_a_report_of_its_own(tmp_path: Path) -> None:
     made = project(tmp_path, {**BUG, "check.py": script}, "python3 check.py", report="out.xml")
     assert made.task.verify.verifier == "command"
     baseline = made.verification.start()
-    assert (baseline.exit_code, baseline.tests, baseline.failed) == (0, ("calc::add",), ("calc::add",))
+    assert (baseline.exit_code, baseline.tests, baseline.failed) == (0, ("calc.py::add",), ("calc.py::add",))
     assert baseline.notes[0].startswith("no canary; in its place: the report's count")
     assert made.verify({}).code == "VERIFY_FAILED"
     # A report that lies in the workspace says nothing about a run.
     forged = '<testsuite><testcase classname="calc" name="add"/></testsuite>'
-    assert made.verify({"out.xml": forged, "calc.py": "raise SystemExit(0)\n"}).code == "NO_TESTS_RAN"
+    leaves = "import os\nos._exit(0)\n"
+    verdict = made.verify({"out.xml": forged, "calc.py": leaves})
+    assert verdict.code == "NO_TESTS_RAN"
     assert made.verify(dict(FIX)).code == "PASS"
     # What the command runs is protected.
     made.write({"check.py": "print('ok')\n"})
@@ -297,3 +303,10 @@ def test_runs_see_files_in_spite_of_a_closed_mask(tmp_path: Path) -> None:
 def test_the_projects_own_report_is_read(tmp_path: Path) -> None:
     made = project(tmp_path, BUG, "pytest -q --junit-xml=out/report.xml")
     assert made.verification.start().executed == 2
+
+
+def test_tests_in_the_code_itself_do_not_close_it(tmp_path: Path) -> None:
+    files = {"calc.py": BUG["calc.py"] + "\n\ndef test_add():\n    assert add(2, 3) == 5\n"}
+    made = project(tmp_path, files, "pytest -q calc.py")
+    assert made.verification.start().tests == ("calc.py::test_add",)
+    assert made.verify({"calc.py": files["calc.py"].replace("a - b", "a + b")}).code == "PASS"

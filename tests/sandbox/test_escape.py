@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from endstop.sandbox import PathRefused
-from endstop.sandbox.load import load_below
+from endstop.sandbox.load import end_orphans, load_below
 from endstop.sandbox.seccomp import filter_program
 from tests.sandbox.conftest import Place
 
@@ -377,6 +377,8 @@ def test_kill_9_of_the_harness(place: Place, tmp_path: Path, delay: float) -> No
     assert marked() == []
     for path in [place.workspace, *place.workspace.rglob("*")]:
         assert path.lstat().st_uid == os.getuid()
+    time.sleep(0.3)
+    assert end_orphans("bwrap", MARK.encode()) == []
     # And the next run begins with the workspace as it is.
     from endstop.sandbox import WorkingCopy
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from endstop.agent.models import open_model
-from endstop.agent.settings import AgentSettings
+from endstop.agent.settings import AgentSettings, ModelSettings
 from endstop.agent.tool import Tool
 from endstop.agent.turns import cost_of
 from endstop.agent.workplace import Workplace
@@ -16,6 +17,8 @@ from endstop.runtime.results import Usage
 
 if TYPE_CHECKING:
     from endstop.agent.tools import ToolContext
+
+logger = logging.getLogger(__name__)
 
 # Without these no run can end well.
 _NEEDED = frozenset({"submit", "give_up"})
@@ -56,12 +59,26 @@ def open_tools(settings: AgentSettings, place: Workplace, extra: Sequence[Tool] 
             from endstop.agent.mcp import McpTools, read_servers
 
             taken = [tool.name for tool in tools]
-            tools += stack.enter_context(McpTools(read_servers(wanted.mcp), taken=taken)).tools
+            servers = read_servers(wanted.mcp)
+            limit = settings.context.output_bytes
+            opened = stack.enter_context(McpTools(servers, taken=taken, output_bytes=limit))
+            logger.warning("MCP servers: %s", _cost(opened.tools, settings.model))
+            tools += opened.tools
         names = [tool.name for tool in tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise EndstopError(f"two tools are named {twice[0]}; rename one or leave it out.")
         yield tools
+
+
+def _cost(tools: Sequence[Tool], model: ModelSettings) -> str:
+    """What the definitions of strangers cost: the person who starts the run should know."""
+    from endstop.agent.cost import definition_costs, open_counter
+
+    elsewhere = model.base_url is not None or not model.name or model.name.startswith("scripted:")
+    name = None if elsewhere else model.name
+    counter = open_counter(name, revision=model.revision, offline=model.offline)
+    return definition_costs(tools, counter).warning
 
 
 def _oracle(

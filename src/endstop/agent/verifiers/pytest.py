@@ -130,7 +130,7 @@ def _prepare(
         if canary.mode == "conftest":
             # Found beside the canary's file, whatever a command does to the path of imports.
             directory = directory / f"canary_{canary.token}"
-        test = directory / f"test_{canary.token}.py"
+        test = directory / _file_name(canary)
         path = f"{place.inside}/{test}"
         words = {"path": path, "passes": passing(canary), "fails": failing(canary), "token": canary.token}
         place.put(place.root / test, _CANARY.format(do_not_hold=_DO_NOT_HOLD, **words))
@@ -144,6 +144,13 @@ def _prepare(
             environment["PYTHONPATH"] = f"{before}:{place.gate}" if before else str(place.gate)
     environment["PYTEST_ADDOPTS"] = appended(variables, "PYTEST_ADDOPTS", shlex.join(options))
     return Prepared(command_of(settings), environment)
+
+
+def _file_name(canary: Canary) -> str:
+    """A name that fits the patterns that the file beside it fits, since a file in a directory that is
+    searched anyhow is found by its name only."""
+    first, *middle = PurePosixPath(canary.beside).stem.split("_")
+    return f"{first}_{canary.token}_{middle[-1]}.py" if middle else f"test_{canary.token}.py"
 
 
 def _read(finished: Finished) -> TestReport:
