@@ -103,9 +103,7 @@ def test_claude_codes_hooks_from_a_red_start_to_verified(project: Project) -> No
     project.write("calc.py", RIGHT)
     answer = project.hook("Stop", stop_hook_active=True)
     assert list(answer) == ["systemMessage"]
-    assert answer["systemMessage"].startswith(
-        "endstop gate: verified. Verified: `python -m pytest -q` passes"
-    )
+    assert answer["systemMessage"].startswith("endstop gate: verified. `python -m pytest -q` passes")
 
     (session,) = project.status()
     assert (session["session"], session["outcome"], session["codes"]) == (

@@ -92,7 +92,7 @@ def test_a_failing_check_sends_the_agent_back_and_a_passing_one_lets_it_go(place
     place.write("verdict", "PASS")
     answer = place.stop()
     assert (answer.kind, answer.outcome) == ("stop", "verified")
-    assert answer.message.startswith("endstop gate: verified. Verified: `pytest -q` passes")
+    assert answer.message.startswith("endstop gate: verified. `pytest -q` passes")
     assert place.session["codes"] == ["VERIFY_FAILED", "END verified"]
 
 

@@ -232,6 +232,19 @@ def test_a_question_waits_for_its_answer(project, settings):
     assert later.outcome == "verified"
     answers = [message["content"] for message in record(later)["messages"] if message["role"] == "tool"]
     assert answers[0] == "The user says: pieces"
+    again = replay(result.trajectory)
+    assert again.same, again.difference
+
+
+def test_a_run_is_resumed_and_replayed_from_where_it_is(project, settings, tmp_path, monkeypatch):
+    """Git and the sandbox run in other directories, so that relative paths mean something else there."""
+    monkeypatch.chdir(tmp_path)
+    task = {"bounds": {"steps": 1}, "verify": QUICK}
+    result = run_agent(settings([READ, FIX, small.submit()], task), project)
+    state = Path(os.path.relpath(result.trajectory.parent))
+    later = resume_agent(state, changes={"task": {"bounds": {"steps": 9}}})
+    assert later.outcome == "verified"
+    assert replay(state).same
 
 
 def test_files_that_changed_meanwhile_are_named(project, settings):

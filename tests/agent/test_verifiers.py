@@ -132,6 +132,22 @@ def test_node(tmp_path: Path) -> None:
 
 
 @needs_node
+def test_node_tests_outside_of_suites(tmp_path: Path) -> None:
+    files = {
+        "package.json": '{"type": "module"}',
+        "add.js": "export const add = (a, b) => a - b;\n",
+        "add.test.js": "import test from 'node:test';\nimport assert from 'node:assert';\n"
+        "import { add } from './add.js';\n"
+        "test('adds', () => assert.equal(add(2, 3), 5));\ntest('zero', () => assert.equal(add(2, 0), 2));\n",
+    }
+    made = project(tmp_path, files, "node --test")
+    baseline = made.verification.start()
+    assert (baseline.tests, baseline.failed, baseline.notes) == (("adds", "zero"), ("adds",), ())
+    assert baseline.canary == "preload"
+    assert made.verify({"add.js": "export const add = (a, b) => a + b;\n"}).code == "PASS"
+
+
+@needs_node
 def test_node_files_without_tests(tmp_path: Path) -> None:
     files = {
         "a.js": "module.exports = 1;\n",

@@ -200,7 +200,7 @@ class Gate:
                 return answer
         return self._end(
             "blocked",
-            f"Not done, and said so: {attempt.reason}. Observed: {attempt.evidence}",
+            f"Not done, and said so: {attempt.reason.rstrip('.!')}. Observed: {attempt.evidence}",
             ("hard",) if hard else (),
             attempt.tree,
         )
@@ -411,7 +411,7 @@ class Gate:
     def _verified(self, tree: str) -> str:
         finding = self.state.findings[tree]
         counts = f": {finding.counts}" if finding.counts else ""
-        return f"Verified: `{finding.command}` passes on tree {tree}{counts}."
+        return f"`{finding.command}` passes on tree {tree[:12]}{counts}."
 
     def _warnings(self, tree: str) -> tuple[str, ...]:
         """What a person should know of a success."""

@@ -17,6 +17,7 @@ from endstop.agent.trajectory import Message, Trajectory, decision_meta
 from endstop.outcomes import AgentOutcome
 from endstop.protocol.toolcalls import ToolCall
 
+ANSWERED = "The user says: "
 _NOTED = "Noted. This is no end: the task is open until submit is accepted. Go on."
 
 
@@ -193,7 +194,7 @@ class Agent:
             return self._tell(call, self.gate.give_up(**arguments))
         said = self.person(arguments["question" if name == "ask_user" else "note"]) if self.person else None
         if said:
-            return self._answer(call, ToolResult(f"The user says: {said}"))
+            return self._answer(call, ToolResult(ANSWERED + said))
         if name == "checkpoint":
             return self._answer(call, ToolResult(_NOTED))
         decision = self.gate.ask_user(arguments["question"])

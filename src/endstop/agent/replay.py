@@ -3,15 +3,17 @@ the real gate and the project's own check. The decisions must come out the same.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from endstop.agent.loop import ANSWERED
 from endstop.agent.models import AgentModel
 from endstop.agent.result import AgentResult
-from endstop.agent.run import run_agent
+from endstop.agent.run import Person, run_agent
 from endstop.agent.settings import make_settings, merged
 from endstop.agent.trajectory import Trajectory
 from endstop.agent.tree import Trees
@@ -62,7 +64,7 @@ def replay(path: Path, *, changes: Mapping[str, Any] | None = None) -> Replay:
     recorded = Trajectory.load(path)
     data = merged({**recorded.settings, "task": recorded.task}, changes or {})
     # Recorded times and prices are those of another run.
-    data = merged(data, {"task": {"bounds": {"seconds": None, "cost": None}}, "interactive": False})
+    data = merged(data, {"task": {"bounds": {"seconds": None, "cost": None}}})
     answers = recorded_turns(recorded)
     with tempfile.TemporaryDirectory(prefix="endstop-replay-") as folder:
         workspace, state = Path(folder) / "workspace", Path(folder) / "state"
@@ -70,7 +72,9 @@ def replay(path: Path, *, changes: Mapping[str, Any] | None = None) -> Replay:
         trees.export(recorded.baseline, workspace)
         data["state"] = str(state)
         model = AgentModel(ScriptedChat([*answers, _over]), recorded.model.get("name", ""), "scripted")
-        result = run_agent(make_settings(data, str(recorded.path)), workspace, model=model)
+        result = run_agent(
+            make_settings(data, str(recorded.path)), workspace, model=model, person=_recorded_person(recorded)
+        )
         replayed = Trajectory.load(state).decisions()
     before = (recorded.outcome or {}).get("outcome")
     return Replay(tuple(recorded.decisions()), tuple(replayed), (before, result.outcome), result)
@@ -98,6 +102,21 @@ def recorded_turns(trajectory: Trajectory) -> list[Reply]:
             )
         )
     return replies
+
+
+def _recorded_person(trajectory: Trajectory) -> Person:
+    """Somebody who says to a question what was said to it then, and nothing where nothing was."""
+    calls = {
+        call["id"]: call["function"] for turn in trajectory.turns for call in turn.get("tool_calls") or ()
+    }
+    answers: dict[str, list[str]] = {}
+    for message in trajectory.messages:
+        function = calls.get(message.get("tool_call_id", ""), {})
+        if function.get("name") in ("ask_user", "checkpoint") and message["content"].startswith(ANSWERED):
+            arguments = json.loads(function["arguments"])
+            asked = arguments.get("question") or arguments.get("note")
+            answers.setdefault(asked, []).append(message["content"].removeprefix(ANSWERED))
+    return lambda question: answers[question].pop(0) if answers.get(question) else None
 
 
 def _over(messages: Sequence[Mapping[str, Any]]) -> str:

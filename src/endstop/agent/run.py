@@ -18,7 +18,7 @@ from typing import Any
 from endstop.agent.context import ContextBudget
 from endstop.agent.decisions import End
 from endstop.agent.gate import Gate, GateState
-from endstop.agent.loop import Agent
+from endstop.agent.loop import ANSWERED, Agent
 from endstop.agent.models import AgentModel, open_model
 from endstop.agent.prompts import render
 from endstop.agent.result import AgentResult, make_result
@@ -172,7 +172,7 @@ def _take_up(
         question = (trajectory.outcome or {}).get("message", "")
         answer = person(question) if person is not None else None
         if not answer:
-            raise EndstopError(f"the run waits for an answer to: {question}")
+            raise EndstopError(f"the run waits for an answer, give it with --answer: {question}")
     if answer is not None and not waits:
         raise EndstopError(f"the run {trajectory.id} waits for no answer.")
     record = {"at": now(), "after": before, "tree_before": seen, "tree": tree, "changed": changed[:200]}
@@ -181,7 +181,7 @@ def _take_up(
     trajectory.gate["outcome"] = None
     listed = ", ".join(changed[:20]) + (f" and {len(changed) - 20} more" if len(changed) > 20 else "")
     if waits:
-        trajectory.answer(calls[0], f"The user says: {answer}", True, tree=tree)
+        trajectory.answer(calls[0], ANSWERED + answer, True, tree=tree)
     elif calls:
         trajectory.turns[-1]["meta"]["interrupted"] = record
         what = f"these files differ from the state before it: {listed}" if changed else "no file has changed"

@@ -204,10 +204,13 @@ class Trajectory:
     @classmethod
     def load(cls, path: Path, secrets: Sequence[str] = ()) -> Trajectory:
         """Raises EndstopError for what is no trajectory of a version known here."""
+        path = path.resolve()  # what runs beside it runs in other directories
         path = path / "trajectory.json" if path.is_dir() else path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+        except OSError as error:
+            raise EndstopError(f"there is no run at {path}: {error.strerror}.") from error
+        except ValueError as error:
             raise EndstopError(f"{path} cannot be read as a trajectory: {error}.") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise EndstopError(f"{path} is not a trajectory: it does not say format {FORMAT!r}.")

@@ -69,8 +69,8 @@ class Trees:
     """
 
     def __init__(self, state: Path, root: Path, *, exclude: Sequence[str] = ()) -> None:
-        self.root = root.resolve()
-        if state.resolve().is_relative_to(self.root):
+        self.root, state = root.resolve(), state.resolve()  # git does not run in our directory
+        if state.is_relative_to(self.root):
             raise EndstopError(f"the state {state} must not lie in the workspace {root}")
         self._store = ObjectStore(state / "trees.git")
         self._exclude = frozenset(path.strip("/") for path in exclude)

@@ -90,7 +90,7 @@ class Verification:
         self.runs = 0
         self._verifier = VERIFIERS[settings.verifier]
         self._weak = settings.verifier == "command" and not reports(settings)
-        self._directory = state / "runs"
+        self._directory = state.resolve() / "runs"
         self._run = CheckRun(
             trees,
             settings,
@@ -176,7 +176,7 @@ class Verification:
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
         report = run.report or TestReport()
-        tests = frozenset(test for test in report.passed | report.failed if "::" in test)
+        tests = self._tests_of(report)
         notes = []
         if run.timed_out:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
@@ -202,6 +202,14 @@ class Verification:
             output=run.output,
         )
         return self._with_baseline_canary(result, run, notes)
+
+    def _tests_of(self, report: TestReport) -> frozenset[str]:
+        """What was executed, without the files that could not be loaded."""
+        executed = report.passed | report.failed
+        if self._verifier.name == "node":
+            # Node names no file: a test outside of any suite has nothing but its title.
+            return executed.difference(self.trees.paths(self.baseline_tree))
+        return frozenset(test for test in executed if "::" in test)
 
     def _with_baseline_canary(
         self, result: BaselineResult, run: VerifierRun, notes: list[str]

@@ -185,7 +185,8 @@ def status(
     for row in rows:
         write_line(for_terminal(f"{row['session']}: {row['outcome'] or 'under way'}, round {row['round']}"))
         for name in ("refusals", "gate_runs", "gate_seconds", "baseline", "best_verified_tree", "last"):
-            write_line(for_terminal(f"  {name.replace('_', ' ')}: {row[name]}"))
+            value = "none" if row[name] is None else row[name]
+            write_line(for_terminal(f"  {name.replace('_', ' ')}: {value}"))
         for line in row["notes"]:
             write_line(f"  {line}")
 

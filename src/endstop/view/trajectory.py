@@ -250,7 +250,7 @@ def _block(text: str, style: str, whole: bool, indent: str = "  ") -> Iterator[T
     from rich.text import Text
 
     lines = text.rstrip("\n").split("\n") if text.strip() else []
-    if not whole and len(lines) > _LINES:
+    if not whole and len(lines) > _LINES + 1:
         left_out = f"... {len(lines) - _LINES} lines left out, --whole shows them ..."
         lines = [*lines[: _LINES // 3], left_out, *lines[-(_LINES - _LINES // 3) :]]
     for line in lines:
@@ -267,11 +267,10 @@ def _plain(text: str) -> str:
 
 
 def _sandbox(sandbox: Any) -> str:
-    """The mode, and why it is a weaker one."""
+    """The mode, and why it is a weaker one; the description begins with the mode."""
     if not isinstance(sandbox, Mapping):
         return str(sandbox or "")
-    described: Sequence[str] = [str(sandbox[name]) for name in ("mode", "description") if sandbox.get(name)]
-    return ": ".join(described)
+    return str(sandbox.get("description") or sandbox.get("mode") or "")
 
 
 def _verify_command(data: Mapping[str, Any]) -> str:
