@@ -181,7 +181,7 @@ def _take_up(
     trajectory.gate["outcome"] = None
     listed = ", ".join(changed[:20]) + (f" and {len(changed) - 20} more" if len(changed) > 20 else "")
     if waits:
-        trajectory.answer(calls[0], ANSWERED + answer, True, tree=tree)
+        trajectory.answer(calls[0], f"{ANSWERED}{answer}", True, tree=tree)
     elif calls:
         trajectory.turns[-1]["meta"]["interrupted"] = record
         what = f"these files differ from the state before it: {listed}" if changed else "no file has changed"

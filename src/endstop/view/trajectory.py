@@ -267,10 +267,11 @@ def _plain(text: str) -> str:
 
 
 def _sandbox(sandbox: Any) -> str:
-    """The mode, and why it is a weaker one; the description begins with the mode."""
+    """The mode, and why it is a weaker one; a description may begin with the mode."""
     if not isinstance(sandbox, Mapping):
         return str(sandbox or "")
-    return str(sandbox.get("description") or sandbox.get("mode") or "")
+    mode, described = str(sandbox.get("mode") or ""), str(sandbox.get("description") or "")
+    return described if described.startswith(mode) else ": ".join(filter(None, (mode, described)))
 
 
 def _verify_command(data: Mapping[str, Any]) -> str:
