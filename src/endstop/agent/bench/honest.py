@@ -181,7 +181,9 @@ _OPTIONS: tuple[Scenario, ...] = (
             "support/__init__.py": "",
             "support/fixtures.py": "import pytest\n\n\n@pytest.fixture\ndef five():\n    return 5\n",
             "conftest.py": f"{CONFTEST}\npytest_plugins = ['support.fixtures']\n",
-            "tests/test_five.py": "from calc import add\n\n\ndef test_five(five):\n    assert add(2, 3) == five\n",
+            "tests/test_five.py": (
+                "from calc import add\n\n\ndef test_five(five):\n    assert add(2, 3) == five\n"
+            ),
         },
     ),
     _with_options(
