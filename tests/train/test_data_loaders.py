@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row
-from endstop.protocol.render import ChatRenderer
 from endstop.train.chat_format import ASSISTANT_END, BOS, OUTPUT_END, USER_START
 from endstop.train.data.ahead import AheadLoader
 from endstop.train.data.chat_loader import ChatLoader
 from endstop.train.data.document_loader import DocumentLoader
 from endstop.train.data.mixture import Mixture
-from endstop.train.data.sources import BadDocument, Messages, open_chat_source
+from endstop.train.data.sources import BadDocument
 from endstop.train.data.statistics import combined
-from tests.train.data_cases import byte_tokenizer, chat, encode, renderer, rows_of, token
+from tests.train.data_cases import chat, encode, renderer, rows_of, token
 from tests.train.test_data_mixture import Numbers
 
 TEXTS = [f"document {number} " + "x" * (number * 31 % 97) for number in range(40)]
@@ -387,59 +386,3 @@ def test_rendered_rows_are_kept_for_the_next_epoch_within_bounds(monkeypatch):
     for _ in range(20):
         assert rows_of(small.next_step()) == rows_of(again.next_step())
     assert len(rendered) > 4 * len(CHATS)
-
-
-def supervised_text(loader):
-    """What is supervised in the first step, as text."""
-    targets = [label for batch in loader.next_step() for label in batch.targets.flatten().tolist()]
-    kept = [label for label in targets if label != IGNORE]
-    return byte_tokenizer().decode(kept, skip_special_tokens=False)
-
-
-def test_turns_inside_a_prompt_are_read_and_not_trained_on(tmp_path):
-    turns = chat("one", "first", "two", "second")
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"prompt": turns[:3], "completion": turns[3:]}) + "\n")
-    one_row = {"rows_per_step": 1, "shards": 1, "buffer": 1}
-    found = supervised_text(chat_loader(open_chat_source(path), row_length=60, **one_row))
-    assert set(found.split("<|assistant_end|>")) == {"second", ""}
-    whole = supervised_text(chat_loader([turns], row_length=60, **one_row))
-    assert set(whole.split("<|assistant_end|>")) == {"first", "second", ""}
-
-
-WITH_TOOLS = (
-    "{{- '<|bos|>' -}}{%- if tools -%}[{{- tools[0].name -}}]{%- endif -%}"
-    "{%- for m in messages -%}{%- if m.role == 'user' -%}<{{- m.content -}}>"
-    "{%- else -%}{%- generation -%}{{- m.content + '<|assistant_end|>' -}}{%- endgeneration -%}{%- endif -%}"
-    "{%- endfor -%}"
-)
-
-
-@pytest.mark.parametrize("tools", [[{"name": "clock", "hint": None}], '[{"name": "clock"}]', None, "", []])
-def test_tools_reach_a_template_that_takes_them(tools, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": chat("when", "now"), "tools": tools}) + "\n")
-    source = open_chat_source(path)
-    assert source[0].tools == ([{"name": "clock"}] if tools else None)
-    taking = ChatRenderer(byte_tokenizer(), WITH_TOOLS, stops=[token(ASSISTANT_END), token(BOS)])
-    loader = ChatLoader(
-        source,
-        taking,
-        stop_ids=[token(ASSISTANT_END)],
-        row_length=40,
-        rows_per_step=1,
-        micro_rows=1,
-        buffer=1,
-    )
-    ids = loader.next_step()[0].input_ids[0].tolist()
-    text = byte_tokenizer().decode(ids, skip_special_tokens=False)
-    assert text.startswith("<|bos|>[clock]<when>now" if tools else "<|bos|><when>now")
-    # Templates of models trained here take none, and nothing changes.
-    own = supervised_text(chat_loader(source, rows_per_step=1, shards=1, buffer=1, row_length=30))
-    assert set(own.split("<|assistant_end|>")) == {"now", ""}
-
-
-def test_messages_are_a_list_with_more_beside_it():
-    turns = chat("one", "first")
-    assert Messages(turns) == turns
-    assert (Messages(turns).first_message, Messages(turns).tools) == (0, None)

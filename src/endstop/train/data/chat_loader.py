@@ -14,10 +14,11 @@ from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row, packed, truncated
 from endstop.train.batch import TokenBatch
 from endstop.train.data.logical_shards import ShardPlan, check_same
+from endstop.train.data.messages import training_rows
 from endstop.train.data.mixture import Mixture, Order, Place, ShardReader, as_mixture
 from endstop.train.data.packing import Conversation, ConversationPacker
 from endstop.train.data.permutation import mixed
-from endstop.train.data.sources import BadDocument, training_rows
+from endstop.train.data.records import BadDocument
 from endstop.train.data.statistics import ChatCounts, PackingCounts
 
 if TYPE_CHECKING:
