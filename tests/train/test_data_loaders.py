@@ -21,6 +21,8 @@ from tests.train.data_cases import chat, encode, renderer, rows_of, token
 from tests.train.test_data_mixture import Numbers
 
 TEXTS = [f"document {number} " + "x" * (number * 31 % 97) for number in range(40)]
+# Longer than what is tokenised in one call, and much longer than a row.
+GIANTS = ["giant " * 200_000, "large " * 100]
 CHATS = [chat(f"say {n}", "yes " * (n * 7 % 11 + 1), "again", "no") for n in range(24)]
 
 
@@ -41,6 +43,7 @@ LOADERS = {
     "stream": lambda **changes: document_loader(
         Mixture([(Numbers(50, 20), 1.0), (TEXTS, 1.0)]), mode="keep-ends", **changes
     ),
+    "giants": lambda **changes: document_loader(TEXTS[:9] + GIANTS, row_length=12, **changes),
     "chat": lambda **changes: chat_loader(isolate=True, **changes),
     "chat stream": lambda **changes: chat_loader(
         Mixture([(ChatNumbers(50, 20), 1.0), (CHATS, 1.0)]), mask=False, **changes
@@ -162,6 +165,30 @@ class Broken(list):
         if index % 3 == 0:
             raise BadDocument(f"broken.jsonl, line {index + 1}: this is not JSON.")
         return super().__getitem__(index)
+
+
+def test_a_giant_document_is_tokenised_once_where_only_its_beginning_is_used():
+    tokenised = []
+
+    def watched(texts):
+        tokenised.extend(text for text in texts if len(text) > 1000)
+        return encode(texts)
+
+    arguments = {"row_length": 12, "rows_per_step": 8, "micro_rows": 8, "buffer": 20}
+    loader = DocumentLoader(["small", "tiny", GIANTS[0]], watched, token(BOS), **arguments)
+    for _ in range(5):
+        loader.next_step()
+    assert tokenised == [GIANTS[0]]
+    figures = loader.statistics()
+    times = figures["cropped_tokens"] // len(GIANTS[0])
+    assert times > 5
+    assert figures["cropped_share"] > 0.99
+    # With every end kept it is read from its beginning to its end before it is read again.
+    tokenised.clear()
+    loader = DocumentLoader(["small", "tiny", GIANTS[0]], watched, token(BOS), mode="keep-ends", **arguments)
+    for _ in range(5):
+        loader.next_step()
+    assert len(tokenised) <= 2
 
 
 def test_bad_documents_are_an_error_or_counted():
