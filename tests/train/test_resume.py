@@ -179,6 +179,18 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights(run)[name]) for name, value in model.state_dict().items())
 
 
+def test_an_old_checkpoint_that_was_not_removed_whole_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("endstop.train.checkpoint.shutil.rmtree", lambda *args, **options: None)
+    run = base_run(tmp_path / "run", keep_checkpoints=2)
+    kept = ["step-000008", "step-000009"]
+    assert [path.name for path in checkpoints(run.stage("base").checkpoints)] == kept
+    monkeypatch.undo()
+    base_run(tmp_path / "run", resume=True)
+    assert sorted(path.name for path in run.stage("base").checkpoints.iterdir()) == kept
+
+
 def test_every_checkpoint_is_a_model_directory(uninterrupted: RunDirectory) -> None:
     """With tokenizer and both ends, and transformers computes the same with it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -85,7 +85,8 @@ class StageSettings:
     Attributes:
         model: the shape of a new model. init_from: the directory of the model to begin with, in its place.
         context, rope_scaling: change the window (tokens) and the rotary scaling of `init_from`'s model.
-        data: what to train on, as the command line spells it; kept for the record.
+        data, validation: what to train and to evaluate on, as the command line spells it; kept for the
+            record. Without validation it is what the sources of data hold out.
         row_length: tokens predicted in a row. batch_tokens: in a step, over all processes, a multiple of it.
         micro_rows: rows that one process computes at a time.
         data_shards: logical shards of the data; the number of processes divides it, it divides the rows.
@@ -116,6 +117,7 @@ class StageSettings:
     context: int | None = None
     rope_scaling: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
+    validation: tuple[str, ...] | None = None
     row_length: int = 2048
     batch_tokens: int = 524_288
     micro_rows: int = 8
@@ -244,6 +246,7 @@ HARMLESS = {
     "compile",
     "strategy",
     "data",
+    "validation",
     "skip_bad",
 }
 
