@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,35 @@ def test_resumed_sft_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Run
     with pytest.raises(Killed):
         sft(tmp_path / "run", at_step(5, Killed()))
     assert_same(sft(tmp_path / "run", resume=True), whole, "sft")
+
+
+def test_templates_are_told_the_day_on_which_the_run_was_begun(
+    tmp_path: Path, uninterrupted: RunDirectory
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(uninterrupted.stage("base").model, start)
+    template = (start / "chat_template.jinja").read_text()
+    (start / "chat_template.jinja").write_text(
+        template.replace("{{- '<|bos|>' -}}", "{{- '<|bos|>' + strftime_now('%Y %m %d') -}}")
+    )
+    assert "strftime_now" in (start / "chat_template.jinja").read_text()
+
+    def sft(place: Path, day: str | None, report: Report | None = None, resume: bool = False) -> RunDirectory:
+        changes = {"stage": "sft", "model": None, "init_from": str(start), "row_length": 64, "buffer": 10}
+        settings = tiny_settings(**{**SETTINGS, **changes}, batch_tokens=512, date=day)
+        run = RunDirectory(place)
+        run_chat(settings, run, conversations(40), resume=resume, report=report)
+        return run
+
+    whole = sft(tmp_path / "whole", "2020-02-03")
+    with pytest.raises(Killed):
+        sft(tmp_path / "run", "2020-02-03", at_step(5, Killed()))
+    assert_same(sft(tmp_path / "run", None, resume=True), whole, "sft")
+    assert RunDirectory(tmp_path / "run").stage("sft").read_settings()["date"] == "2020-02-03"
+    today = sft(tmp_path / "today", None).stage("sft")
+    assert today.read_settings()["date"] >= "2026"
+    lines = [next(read_metrics(stage.metrics)) for stage in (today, whole.stage("sft"))]
+    assert lines[0]["loss"] != lines[1]["loss"]
 
 
 def test_batches_made_ahead_change_nothing_not_even_over_a_kill(

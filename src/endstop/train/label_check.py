@@ -83,7 +83,7 @@ def first_rows(
                 raise
             made, messages = ChatRows([], [str(error)]), []
         else:
-            made = training_rows(renderer, messages, settings.row_length + 1)
+            made = training_rows(renderer, messages, settings.row_length + 1, **settings.template_options)
         if refusals is not None:
             refusals += made.refusals
         for row in made.rows:

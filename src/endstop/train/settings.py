@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from endstop.models.config import DecoderConfig
@@ -108,6 +109,8 @@ class StageSettings:
         dtype: of the computation: "auto" is bfloat16 where it is fast. Weights are float32 always.
         compile: torch.compile the decoder. strategy: how several processes share the model.
         pathology: the name of a fault to train on purpose.
+        date: the day that chat templates are told, such as 2026-11-30; by default that on which the stage is
+            begun, so that a resumed one renders the same.
         seed: of new weights and of the order of the data.
     """
 
@@ -147,6 +150,7 @@ class StageSettings:
     compile: bool = False
     strategy: Strategy = "auto"
     pathology: str | None = None
+    date: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -180,11 +184,17 @@ class StageSettings:
                 raise ValueError(f"a weighted event is one of {', '.join(EVENTS)}, got {event!r}")
         if not any(self.event_weights.get(event, 1.0) for event in EVENTS):
             raise ValueError("the weights of all events are 0: nothing would be trained")
+        assert self.template_options is not None
 
     @property
     def rows(self) -> int:
         """Rows of a step, over all processes."""
         return self.batch_tokens // self.row_length
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Options of `ChatRenderer.render`; ValueError for a date that is none."""
+        return {} if self.date is None else {"now": datetime.fromisoformat(self.date)}
 
     @property
     def fixed_steps(self) -> int | None:
@@ -248,6 +258,7 @@ HARMLESS = {
     "data",
     "validation",
     "skip_bad",
+    "date",
 }
 
 
