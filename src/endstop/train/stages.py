@@ -322,7 +322,12 @@ def _begin(
         before = newest_shared(Path(settings.init_from).parent / "checkpoints", process)
         if before is None:
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
+        # The weights are those of `init_from`, which the newest checkpoint need not be.
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
         load_training_state(before / "training", model, optimizers)
+        with torch.no_grad():
+            for parameter, own in zip(model.parameters(), weights, strict=True):
+                parameter.copy_(own)
 
     def write() -> None:
         directory.write_settings(settings.to_json())
