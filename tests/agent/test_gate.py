@@ -102,6 +102,18 @@ def test_a_refusal_tells_the_model_all_that_it_needs(tmp_path: Path) -> None:
     assert told.count("assert -1 == 5") == 1
 
 
+def test_a_test_that_fails_only_beside_the_canary_is_shown_and_counted_once() -> None:
+    from endstop.agent.decisions import TestReport, Verdict, VerifierRun
+    from endstop.agent.refusals import Finding
+
+    green = VerifierRun("pytest", 0, "all green", 1.0, report=TestReport(passed=frozenset({"a", "b"})))
+    red = VerifierRun("pytest", 1, "b is red", 1.0, report=TestReport(frozenset({"a"}), frozenset({"b"})))
+    finding = Finding.of(Verdict("FLAKY", "tree", (green, red), ("b",)))
+    assert (finding.output, finding.runs) == ("b is red", 1)
+    finding = Finding.of(Verdict("FLAKY", "tree", (red, green), ("b",)))
+    assert (finding.output, finding.runs) == ("b is red", 2)
+
+
 def test_the_output_in_a_refusal_is_its_last_2000_characters(bench: Bench) -> None:
     from endstop.agent.refusals import tail
 
@@ -205,6 +217,19 @@ def test_s43_a_limit_names_the_best_verified_tree_and_keeps_its_diff(tmp_path: P
     assert "broken" not in diff
 
 
+def test_an_error_is_not_hidden_by_a_workspace_that_is_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, checklist=[{"id": "docs"}])
+    bench.write("verdict", "PASS")
+    best = bench.tree
+    bench.gate.submit("done", {"docs": "README.md"})
+    bench.root.rename(tmp_path / "gone")
+    said = bench.gate.finish("error", "The model cannot be reached.").message
+    assert said == (
+        "The model cannot be reached. A state of the files passed the project's check "
+        f"(best_verified_tree {best})."
+    )
+
+
 def test_s04_protected_paths_are_compared_with_the_baseline_before_any_run(bench: Bench) -> None:
     bench.write("verdict", "PASS")
     original = (bench.root / "tests/test_calc.py").read_text()
@@ -216,6 +241,20 @@ def test_s04_protected_paths_are_compared_with_the_baseline_before_any_run(bench
     bench.write("tests/test_calc.py", original)
     assert end(bench.gate.submit("done")).outcome == "verified"
     assert bench.state.tampered == []
+
+
+@pytest.mark.parametrize("outcome", ["limit:steps", "blocked", "stopped_without_submit"])
+def test_every_end_says_whether_protected_paths_are_changed(bench: Bench, outcome: Any) -> None:
+    bench.write("tests/test_calc.py", "def test_add(): assert True\n")
+    if outcome == "blocked":
+        bench.gate.give_up("no", "fact", hard=True)
+    elif outcome == "stopped_without_submit":
+        for _ in range(3):
+            bench.gate.text_only()
+    else:
+        bench.gate.finish(outcome)
+    assert bench.state.outcome == outcome
+    assert bench.state.tampered == ["tests/test_calc.py"]
 
 
 def test_paths_that_the_task_opened_are_named_in_the_result(bench: Bench) -> None:

@@ -57,7 +57,7 @@ BOUNDS = st.builds(
     reminders=st.integers(0, 3),
     format_errors=st.integers(1, 3),
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _bench(place: str, bounds: Bounds, reruns: int, checklist: bool) -> Bench:

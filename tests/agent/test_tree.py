@@ -346,6 +346,9 @@ def test_what_is_too_large_or_too_deep_is_left_out_and_named(
     os.close(here)
     trees.snapshot()
     assert list(trees.left_out.values()) == ["more than 100 directories deep"]
+    # Removed again without a limit of calls or of open directories (pytest's own way would meet one).
+    trees.restore(before)
+    assert list(root.iterdir()) == []
 
 
 def test_large_files_are_kept_in_pieces(trees: Trees, root: Path, tmp_path: Path) -> None:
@@ -475,3 +478,34 @@ def test_a_difference_is_bounded(trees: Trees, root: Path) -> None:
     short = trees.diff(before, after, limit=1000)
     assert short.endswith("\n[the rest of the difference is left out]\n")
     assert len(short) < 1100
+
+
+def test_directories_without_rights_are_removed(trees: Trees, root: Path) -> None:
+    tree = trees.snapshot()
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "c").write_text("c")
+    trees.snapshot()
+    (root / "a" / "b").chmod(0o500)
+    (root / "a").chmod(0o500)
+    trees.restore(tree)
+    assert list(root.iterdir()) == []
+
+
+def test_present_are_files_and_links_that_lead_to_something_inside(trees: Trees, root: Path) -> None:
+    (root / "docs").mkdir()
+    (root / "docs" / "a.md").write_text("a\n")
+    (root / "empty").mkdir()
+    links = {
+        "file": "docs/a.md",
+        "folder": "docs",
+        "docs/up": "../file",
+        "outside": "/etc/passwd",
+        "climbs": "../../etc/passwd",
+        "dangling": "docs/b.md",
+        "to_empty": "empty",
+        "itself": "itself",
+        "around": "docs/../docs/a.md",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    assert trees.present(trees.snapshot()) == {"docs/a.md", "file", "folder", "docs/up", "around"}

@@ -165,6 +165,12 @@ def test_an_identity_question_accepts_each_of_its_answers():
     assert all(task.score(example, text) for text in example.drawn.accepted)
 
 
+def test_the_probe_of_a_stop_by_content_never_asks_for_what_is_absent() -> None:
+    examples = [task_named("until-present").example(0, index, "test") for index in range(300)]
+    assert all(example.answer != "none" for example in examples)
+    assert all(example.messages[-1]["content"].split()[1] == example.answer[-1] for example in examples)
+
+
 def test_without_an_end_only_the_beginning_is_judged():
     task = task_named("count-on")
     example = task.example(0, 0, "train")

@@ -31,7 +31,7 @@ class Snapshots(Protocol):
 
     def snapshot(self) -> str: ...
     def diff(self, before: str, after: str, /) -> str: ...
-    def paths(self, tree: str, /) -> dict[str, str]: ...
+    def present(self, tree: str, /) -> set[str]: ...
 
 
 class Protects(Protocol):
@@ -61,8 +61,8 @@ class GateState:
         findings: verdicts by tree. last_tree: whose verdict is the last one.
         best_verified_tree: passes the project's check with protected paths untouched.
         evidence, flaws: what the last submit attached, and what was wrong with it on `flaws_tree`.
-        openings: protected paths that the task opened and the model changed. tampered: protected paths
-            that were changed when the gate last looked.
+        openings: protected paths that the task opened and the model changed. tampered: other protected
+            paths that were changed when the gate last looked; it looks at every end.
         claimed: the last attempt to end was a submit. codes: every decision, in order.
     """
 
@@ -181,7 +181,7 @@ class Gate:
             answer = check(attempt)
             if answer is not None:
                 return answer
-        return self._end("verified", self._verified(attempt.tree), self._warnings(attempt.tree))
+        return self._end("verified", self._verified(attempt.tree), self._warnings(attempt.tree), attempt.tree)
 
     def give_up(self, reason: str, evidence: str, hard: bool = False) -> Decision:
         """The model says that it cannot be done. `hard`: nothing it could try again would change that
@@ -285,6 +285,7 @@ class Gate:
             "unverified",
             "Submitted, and nothing was checked: this run has no verifier.",
             self._warnings(attempt.tree),
+            attempt.tree,
         )
 
     def _the_check_passes(self, attempt: Submit) -> Decision | None:
@@ -341,7 +342,7 @@ class Gate:
         self.state.flaws = self.checklist.unproven(
             self.state.evidence,
             run.report if run is not None else None,
-            self.trees.paths(tree),
+            self.trees.present(tree),
             tuple(text for text in (self.task.verify.command, run and run.command) if text),
         )
         if finding.passed and not self._protected_changes(tree):
@@ -389,12 +390,16 @@ class Gate:
         return Refusal(code, f"{text}\n\n{self.state_block(raw=raw)}" if raw else text)
 
     def _end(self, outcome: AgentOutcome, message: str, details: Sequence[str] = (), tree: str = "") -> End:
+        best = self.state.best_verified_tree
+        # After an error the workspace may not be readable, and that must not hide the error.
+        if outcome not in ("verified", "error", "interrupted"):
+            tree = tree or self.trees.snapshot()
+            self._protected_changes(tree)
         self.state.outcome = outcome
         self.state.codes.append(f"END {outcome}")
-        best = self.state.best_verified_tree
         if outcome not in ("verified", "unverified") and best is not None:
-            tree = tree or self.trees.snapshot()
             what = "The files as they are" if best == tree else "An earlier state of the files, since edited,"
+            what = what if tree else "A state of the files"
             message = f"{message} {what} passed the project's check (best_verified_tree {best}).".strip()
         return End(outcome, message, tuple(details))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from endstop.agent.checklist import ItemStatus
-from endstop.agent.decisions import RefusalCode, Verdict
+from endstop.agent.decisions import RefusalCode, Verdict, VerifierRun
 from endstop.agent.task import Task
 
 TAIL = 2000
@@ -59,8 +59,7 @@ class Finding:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Finding:
-        # Of a flaky tree the run that failed is the one to show, and that was the first.
-        run = (verdict.runs[0] if verdict.code == "FLAKY" else verdict.runs[-1]) if verdict.runs else None
+        run = _to_show(verdict)
         report = run.report if run is not None else None
         counts = ""
         if report is not None:
@@ -78,7 +77,7 @@ class Finding:
             problem=verdict.problem,
             would_pass=verdict.would_pass,
             counts=counts,
-            runs=len(verdict.runs),
+            runs=_counted(verdict),
             seconds=verdict.seconds,
         )
 
@@ -191,6 +190,23 @@ def not_alone(name: str) -> str:
 def format_error(code: str, why: str, number: int, limit: int) -> str:
     cut = "Write it again in smaller pieces." if code == "TRUNCATED" else "Write the call again."
     return f"{code} ({number} of {limit} in a row): {why.rstrip('.')}. No call of that turn ran. {cut}"
+
+
+def _to_show(verdict: Verdict) -> VerifierRun | None:
+    """Of a flaky tree the run in which the tests failed, else the last one."""
+    failed = set(verdict.details)
+    for run in verdict.runs if verdict.code == "FLAKY" else ():
+        if run.report is not None and run.report.failed & failed:
+            return run
+    return verdict.runs[-1] if verdict.runs else None
+
+
+def _counted(verdict: Verdict) -> int:
+    """Runs of the command. The canary's own run is kept with a verdict only where it shows a flaky test that
+    had passed before, and is none of them."""
+    first = verdict.runs[0].report if verdict.runs else None
+    canarys = verdict.code == "FLAKY" and first is not None and not first.failed
+    return len(verdict.runs) - canarys
 
 
 def tail(text: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from endstop.protocol.errors import EndstopError
 
 VerifierName = Literal["pytest", "unittest", "node", "jest", "vitest", "go", "cargo", "command"]
 
@@ -69,6 +72,8 @@ class Task(_Strict):
             in the result.
         dependencies: paths in the workspace that are bound read-only from the baseline, left out of the
             fingerprint, and listed in the result as unprotected inputs (node_modules, .venv, target).
+        evidence_file: where an agent that has no submit tool writes what belongs to one; left out of the
+            fingerprint.
     """
 
     task: str
@@ -77,4 +82,25 @@ class Task(_Strict):
     protected: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     dependencies: tuple[str, ...] = ()
+    evidence_file: str = ".endstop/evidence.json"
     bounds: Bounds = Bounds()
+
+
+def load_task(path: Path) -> Task:
+    """Read a task file. Raises EndstopError for one that cannot be read or does not fit."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EndstopError(f"there is no task file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise EndstopError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise EndstopError(f"{path} holds no task: it must be a mapping with a key task")
+    try:
+        return Task.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EndstopError(f"{path}: {where}: {first['msg']}") from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from endstop.agent.object_store import Entry, Mode, ObjectStore, open_regular
+from endstop.agent.removal import remove
 from endstop.protocol.errors import EndstopError
 
 # By name, wherever they are: written by tools, read by none as a source.
@@ -34,6 +34,8 @@ DIFF_LIMIT = 1 << 20
 
 # A file changed so shortly before it was read may change again without a trace in its times.
 _TRUSTED_AGE = 100_000_000
+# As many as Linux follows.
+_MOST_LINKS = 40
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Stamp = tuple[int, int, int, int, int]
@@ -99,6 +101,22 @@ class Trees:
     def paths(self, tree: str) -> dict[str, str]:
         """Every file and link, with the id of its content."""
         return {path: entry.object_id for path, entry in self._flat(tree, "") if entry.mode != "40000"}
+
+    def present(self, tree: str) -> set[str]:
+        """Every file, and every link that leads to something in the tree: none that dangles or leads out."""
+        entries = self.entries(tree)
+        folders = {path[:place] for path in entries for place, char in enumerate(path) if char == "/"}
+
+        def leads_somewhere(path: str, hops: int) -> bool:
+            entry = entries.get(path)
+            if entry is None or entry.mode != "120000":
+                return path in folders if entry is None else entry.mode != "40000"
+            target = os.fsdecode(self._store.content(entry.object_id))
+            inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
+            leads_out = os.path.isabs(target) or inside.startswith("..")
+            return hops > 0 and not leads_out and leads_somewhere(inside, hops - 1)
+
+        return {path for path in entries if leads_somewhere(path, _MOST_LINKS)}
 
     def tree_of(self, entries: Mapping[str, Entry]) -> str:
         """The tree that has just these entries. The inverse of `entries`."""
@@ -239,7 +257,7 @@ class Trees:
             if entry.mode == "40000":
                 with _entered(self.root, [*parents, name], owner):
                     return
-            _clear(directory, name)
+            remove(directory, name)
             if entry.mode == "120000":
                 os.symlink(self._store.content(entry.object_id), os.fsencode(name), dir_fd=directory)
             else:
@@ -335,7 +353,7 @@ def _entered(root: Path, parts: Sequence[str], owner: Owner | None) -> Iterator[
             try:
                 inner = os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptor)
             except OSError:
-                _clear(descriptor, part)
+                remove(descriptor, part)
                 os.mkdir(part, 0o755, dir_fd=descriptor)
                 if owner is not None:
                     os.chown(part, owner.uid, owner.gid, dir_fd=descriptor, follow_symlinks=False)
@@ -354,7 +372,7 @@ def _remove(root: Path, path: str) -> None:
     try:
         for part in parents:
             descriptors.append(os.open(part, _DIRECTORY_FLAGS, dir_fd=descriptors[-1]))
-        _clear(descriptors[-1], name)
+        remove(descriptors[-1], name)
         for part, directory in zip(reversed(parents), reversed(descriptors[:-1]), strict=True):
             os.rmdir(part, dir_fd=directory)
     except OSError:
@@ -362,18 +380,6 @@ def _remove(root: Path, path: str) -> None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _clear(directory: int, name: str) -> None:
-    """Remove whatever has this name."""
-    try:
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(name, dir_fd=directory)
-    else:
-        os.unlink(name, dir_fd=directory)
 
 
 def _give(path: Path, owner: Owner | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -25,9 +24,6 @@ class AgentGroup(VerbGroup):
     """`endstop agent "task"` is `endstop agent run "task"`."""
 
     modules = VERBS
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, module in VERBS.items() if find_spec(module) is not None]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in VERBS and args[0] not in _HELP:

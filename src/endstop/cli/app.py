@@ -23,6 +23,7 @@ VERBS = {
     "export": "endstop.cli.export",
     "push": "endstop.cli.push",
     "agent": "endstop.cli.agent",
+    "gate": "endstop.cli.gate",
     "pull": "endstop.cli.pull",
     "cache": "endstop.cli.cache",
     "env": "endstop.cli.env",

@@ -147,7 +147,7 @@ class WireChoice:
         if reason in _KINDS:
             return _KINDS[reason], None, "the server reported an error"
         if reason not in _NATURAL:
-            return "error", None, f"the server ended the answer with finish_reason {reason!r}"
+            return "error", reason, f"the server ended the answer with finish_reason {reason!r}"
         if isinstance(self._reason_detail, str):
             return "stop_string", self._reason_detail, None
         if self._calls()[0]:

@@ -45,6 +45,8 @@ _ETC_FOR_NETWORK = ("resolv.conf", "hosts", "gai.conf")
 # The command waits until whoever started it has seen that it would be killed with him: it says that it is
 # there with a first byte of output and goes on at a line of input.
 _WAIT = 'printf "\\000"; IFS= read -r go || exit 125; exec "$@" </dev/null'
+# On every command line of ours.
+MARK = _WAIT.encode()
 _STAGE_SCRIPT = """
 set -e
 stage=$1; shift
@@ -62,12 +64,12 @@ exec "$@"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a command sees of the host. Paths of the host are absolute and free of links.
+    """What a command sees of the host. Paths of the host are absolute.
 
     Attributes:
         workspace: seen as /workspace. directory: where the command starts, relative to it.
         read_only, writable: seen at their own place.
-        bind: path inside the workspace -> path of the host, read-only.
+        bind: path inside the workspace, or anywhere inside -> path of the host, read-only.
         read_only_inside: paths inside the workspace.
     """
 
@@ -116,7 +118,11 @@ def options(
     for file, descriptor in data.items():
         args += ["--perms", "0444", "--ro-bind-data", str(descriptor), file]
     # What is not a size here is bounded by half of the memory, so nothing else stays writable.
-    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
+    args += ["--proc", "/proc"]
+    # Of the first process, which ends with whoever started all this: see seccomp.py.
+    for memory in ("/proc/1/mem", "/proc/1/task/1/mem"):
+        args += ["--ro-bind", "/dev/null", memory]
+    args += ["--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--size", str(limits.home_bytes), "--tmpfs", HOME]
     for path in layout.read_only:
@@ -125,7 +131,7 @@ def options(
         args += bound("--bind", path, str(path))
     args += bound("--bind", layout.workspace, INSIDE)
     for inside, path in layout.bind.items():
-        args += bound("--ro-bind", path, f"{INSIDE}/{inside}")
+        args += bound("--ro-bind", path, os.path.join(INSIDE, inside))
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
     args += ["--remount-ro", "/", "--chdir", os.path.normpath(f"{INSIDE}/{layout.directory}")]
@@ -141,7 +147,7 @@ def waiting(argv: Sequence[str], limits: CommandLimits, others: int) -> list[str
     return [
         *("/bin/sh", "-c", _WAIT, "sh", _tool("prlimit")),
         f"--nproc={processes}:{processes}",
-        f"--as={limits.memory_bytes}:{limits.memory_bytes}",
+        f"--as={limits.address_bytes}:{limits.address_bytes}",
         f"--fsize={limits.file_bytes}:{limits.file_bytes}",
         f"--nofile={limits.open_files}:{limits.open_files}",
         # Above the soft limit SIGXCPU, which says what happened; above the hard one SIGKILL.
@@ -166,7 +172,7 @@ def staged(argv: Sequence[str], sources: Sequence[Path]) -> list[str]:
 
 def reachable(path: Path, uid: int) -> bool:
     """Whether a user without groups may search every directory on the way to a path."""
-    for parent in path.parents:
+    for parent in {*path.parents, *Path(os.path.realpath(path)).parents}:
         state = parent.stat()
         if not state.st_mode & (0o100 if state.st_uid == uid else 0o001):
             return False

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from endstop.sandbox import arguments
 from endstop.sandbox.arguments import Layout
-from endstop.sandbox.load import Load, load_below, processes_of_user
+from endstop.sandbox.load import Load, end_orphans, load_below, processes_of_user
+from endstop.sandbox.seccomp import filter_program
 from endstop.sandbox.settings import CommandLimits, SandboxSettings
 
 _CHUNK = 1 << 16
-_LOOK = 0.5  # seconds between two looks at what a command uses
+_LOOK = 0.2  # seconds between two looks at what a command uses
 _START = 20.0  # seconds in which the sandbox must stand
 _DEATH = 10.0  # seconds in which everything must be dead after SIGKILL
 _PASSWD = (
@@ -67,6 +68,9 @@ def probe() -> Probe:
     for name in ("bwrap", "prlimit", *(("setpriv", "unshare", "mount") if os.geteuid() == 0 else ())):
         if shutil.which(name) is None:
             return Probe(False, f"{name} is not installed")
+    # bwrap waits for ever when it is killed with whoever started it before its sandbox stands. No command
+    # has come to run in it, but it is still there.
+    end_orphans("bwrap", arguments.MARK)
     settings = SandboxSettings(limits=CommandLimits(seconds=10.0))
     try:
         layout = Layout(Path("/usr"))
@@ -104,9 +108,14 @@ def run_bubblewrapped(
         told = arguments.options(layout, settings, environment, sources=sources, data=contents)
         # By a file, so that no value of the environment stands on a command line.
         told_file = _file(files, b"".join(os.fsencode(word) + b"\0" for word in told))
-        info_read, info_write = os.pipe()
-        files.callback(os.close, info_read)
-        command = ["bwrap", "--args", str(told_file), "--info-fd", str(info_write), "--"]
+        passed = [*contents.values(), told_file]
+        command = ["bwrap", "--args", str(told_file)]
+        if program := filter_program():
+            passed.append(_file(files, program))
+            command += ["--seccomp", str(passed[-1])]
+        # No pipe: bwrap would die of it, half done, when its reader is gone.
+        info = _file(files, b"")
+        command += ["--info-fd", str(info), "--"]
         others = (
             0 if _limits_are_per_namespace() else processes_of_user(settings.uid if as_root else os.getuid())
         )
@@ -115,21 +124,18 @@ def run_bubblewrapped(
             command = arguments.dropped(command, settings.uid)
         if sources:
             command = arguments.staged(command, list(sources))
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env={"PATH": os.environ.get("PATH", arguments.PATH)},
-                pass_fds=(*contents.values(), told_file, info_write),
-                start_new_session=True,
-                bufsize=0,
-            )
-        finally:
-            os.close(info_write)
-        run = _Run(process, info_read, layout.workspace, settings.limits, add)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", arguments.PATH)},
+            pass_fds=(*passed, info),
+            start_new_session=True,
+            bufsize=0,
+        )
+        run = _Run(process, info, layout.workspace, settings.limits, add)
         try:
             return run.to_its_end()
         finally:
@@ -175,6 +181,8 @@ class _Run:
 
     def end(self) -> None:
         """Kill everything and wait until it is dead."""
+        if self._process.returncode is None:
+            self._hold()
         if self._first_handle is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._first_handle, signal.SIGKILL)
@@ -192,32 +200,25 @@ class _Run:
 
     def _until_it_waits(self, until: float) -> str | None:
         """None when the command stands ready; otherwise what was said in place of that."""
-        said, info = b"", b""
+        said = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
-            selector.register(self._info, selectors.EVENT_READ)
-            while (left := until - time.monotonic()) > 0 and self._output in {
-                k.fileobj for k in selector.get_map().values()
-            }:
-                for key, _ in selector.select(left):
-                    chunk = os.read(key.fd, _CHUNK)
-                    if not chunk:
-                        selector.unregister(key.fileobj)
-                    elif key.fd == self._info:
-                        info += chunk
-                        self._hold(info)
-                    else:
-                        said += chunk
-                if said.endswith(b"\0") and self._first_handle is not None:
+            while selector.select(max(0.0, until - time.monotonic())):
+                chunk = os.read(self._output.fileno(), _CHUNK)
+                said += chunk
+                if said.endswith(b"\0") and self._hold():
                     return None
+                if not chunk:
+                    break
         return said.decode("utf-8", "replace") or "the sandbox did not come up in time"
 
-    def _hold(self, info: bytes) -> None:
-        """Take hold of the first process as soon as its number is known."""
+    def _hold(self) -> bool:
+        """Take hold of the first process; whether its number is known."""
         if self._first_handle is None:
-            with contextlib.suppress(ValueError, KeyError):
-                self._first = int(json.loads(info)["child-pid"])
+            with contextlib.suppress(ValueError, KeyError, OSError):
+                self._first = int(json.loads(os.pread(self._info, _CHUNK, 0))["child-pid"])
                 self._first_handle = os.pidfd_open(self._first)
+        return self._first_handle is not None
 
     def _until_it_ends(self, until: float) -> str:
         handle = os.pidfd_open(self._process.pid)

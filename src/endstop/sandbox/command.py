@@ -115,8 +115,8 @@ def run_command(
                 workspace=workspace,
                 directory=inside.directory,
                 read_only=with_interpreters(settings.read_only),
-                writable=[Path(os.path.realpath(path)) for path in writable],
-                bind={path: Path(os.path.realpath(host)) for path, host in inside.bind.items()},
+                writable=[Path(os.path.abspath(path)) for path in writable],
+                bind={**inside.bind, **inside.behind_links},
                 read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
             )
             fixed = _environment(settings, HOME, "/tmp")
@@ -141,14 +141,24 @@ def _run_supervised(
     start = Path(os.path.realpath(inside.workspace / inside.directory))
     if not start.is_relative_to(inside.workspace) or not start.is_dir():
         return Ended("start", None, 0.0, problem=f"{inside.directory} is no directory of the workspace")
-    limits = {**asdict(settings.limits), "isolate": mode == "namespaces", "network": settings.network}
+    limits = {
+        **asdict(settings.limits),
+        "memory_bytes": settings.limits.address_bytes,
+        "resident_bytes": settings.limits.memory_bytes,
+        "isolate": mode == "namespaces",
+        "network": settings.network,
+    }
     with tempfile.TemporaryDirectory(prefix="endstop-home-", ignore_cleanup_errors=True) as home:
         values = {**_environment(settings, home, home), **variables}
         program = shutil.which(argv[0], path=values["PATH"])
         if program is None:
             add(f"{argv[0]}: not found\n".encode())
             return Ended("exit", 127, 0.0)
-        ended = supervise([program, *argv[1:]], start, values, limits, add)
+        line = [program, *argv[1:]]
+        if mode == "namespaces":
+            # Signals do not end the first process of a PID namespace, so it is not the command's.
+            line = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *line]
+        ended = supervise(line, start, values, limits, add)
     if ended.cause not in ("exit", "killed", "cpu"):
         return Ended(ended.cause, None, ended.seconds)
     code = ended.code if ended.code >= 0 else 128 - ended.code
@@ -161,7 +171,7 @@ def _cause(ended: Ended, text: str, limits: CommandLimits) -> Cause:
         return ended.cause  # type: ignore[return-value]
     if ended.code == 128 + signal.SIGXCPU:
         return "cpu"
-    last = text[-2000:]
+    last = "\n".join(text[-2000:].rstrip().splitlines()[-3:])
     if ended.code and _NO_MEMORY.search(last):
         return "memory"
     if ended.code and (_NO_PROCESS.search(last) or ended.load.processes >= limits.processes):
@@ -180,7 +190,16 @@ class _Inside:
         self.workspace = workspace
         self.directory = os.path.normpath(directory)
         self.read_only = [os.path.normpath(path) for path in read_only]
-        self.bind = {os.path.normpath(path): host for path, host in bind.items()}
+        self.bind = {os.path.normpath(path): Path(os.path.realpath(host)) for path, host in bind.items()}
+        self.behind_links: dict[str, Path] = {}
+        for path, host in list(self.bind.items()):
+            # The link stays, and leads to the same inside as outside.
+            link = workspace / path
+            if link.is_symlink() and Path(os.path.realpath(link)) == host:
+                del self.bind[path]
+                place = os.path.normpath(os.path.join(INSIDE, os.path.dirname(path), os.readlink(link)))
+                if not place.startswith((INSIDE + "/", "/usr/")):
+                    self.behind_links[place] = host
 
     def problem(self) -> str:
         for path in (self.directory, *self.read_only, *self.bind):
@@ -205,7 +224,7 @@ class _Inside:
                     missing.append(self.workspace / part)
             if links and not os.path.lexists(self.workspace / path):
                 (self.workspace / path).parent.mkdir(parents=True, exist_ok=True)
-                (self.workspace / path).symlink_to(os.path.realpath(host))
+                (self.workspace / path).symlink_to(host)
         try:
             yield
         finally:

@@ -20,8 +20,9 @@ class CommandLimits:
 
     Attributes:
         seconds: wall clock. cpu_seconds: of each process, rounded to whole seconds.
-        memory_bytes: address space of each process, and resident memory of all together (counted twice a
-            second). Below 4 GiB a JVM does not start.
+        memory_bytes: resident memory of all processes together, looked at a few times a second.
+        address_bytes: address space of each process. A JVM reserves 4 GiB that it never uses, node 10 GiB
+            for each WebAssembly module.
         file_bytes: of each file that is written. open_files: at once, of each process.
         processes: at once, threads counted.
         tmp_bytes: of /tmp and of /dev/shm. home_bytes: of the home directory. Both are memory, new for
@@ -32,7 +33,8 @@ class CommandLimits:
 
     seconds: float = 120.0
     cpu_seconds: float = 600.0
-    memory_bytes: int = 8 * GiB
+    memory_bytes: int = 4 * GiB
+    address_bytes: int = 64 * GiB
     file_bytes: int = 256 * MiB
     open_files: int = 1024
     processes: int = 256

@@ -24,8 +24,8 @@ _CHUNK = 1 << 16
 class Supervised:
     """How a program ended: by itself (`exit`, a signal's number negative) or by what the supervisor did.
 
-    `cause` is `exit`, `timeout`, `cpu`, `processes`, `cancelled`, or `killed` where the program has killed
-    its supervisor.
+    `cause` is `exit`, `timeout`, `cpu`, `memory`, `processes`, `cancelled`, or `killed` where the program has
+    killed its supervisor.
     """
 
     cause: str
@@ -42,9 +42,9 @@ def supervise(
 ) -> Supervised:
     """Run a program to its end or to a limit; nothing that it started runs on behind it.
 
-    `limits`: those of process.Limits by name, `isolate` (leave the namespaces where it can be had) and
-    `network` (keep the host's all the same). `add` is given the output as it comes. Raises OSError where no
-    process can be started.
+    `limits`: those of process.Limits by name, `isolate` (leave the namespaces where it can be had),
+    `network` (keep the host's all the same), `resident_bytes` (of all processes together). `add` is given the
+    output as it comes. Raises OSError where no process can be started.
     """
     status_read, status_write = os.pipe()
     try:

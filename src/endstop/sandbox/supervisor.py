@@ -150,8 +150,12 @@ def _watch(child: int, limits: dict[str, float], started: float, reaper: bool) -
         ready, _, _ = select.select(waiting, [], [], min(left, TICK if len(waiting) == 2 else 0.01))
         if 0 in ready and not os.read(0, 1):
             return "cancelled", None
-        if reaper and len(_below(os.getpid(), limits["processes"])) > limits["processes"]:
-            return "processes", None
+        if reaper:
+            below = _below(os.getpid(), limits["processes"])
+            if len(below) > limits["processes"]:
+                return "processes", None
+            if "resident_bytes" in limits and _resident_bytes(below) > limits["resident_bytes"]:
+                return "memory", None
 
 
 def _end_all(child: int, apart: bool, reaper: bool) -> None:
@@ -218,6 +222,16 @@ def _below(root: int, enough: float = math.inf, *, stop: bool = False) -> list[i
             found += children
             open_ends += children
     return found
+
+
+def _resident_bytes(pids: list[int]) -> int:
+    """Memory of processes that is their own and not swapped out."""
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/statm") as file:
+            resident, shared = file.read().split()[1:3]
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tasks_of_user() -> int | None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from functools import cache
 from html import escape
-from importlib.resources import files
 
 from endstop.runtime.trace import TraceStep
 from endstop.view.chart import chart_svg
 from endstop.view.document import TraceDocument
-from endstop.view.marks import readable, visible
+from endstop.view.marks import visible
+from endstop.view.page import facts_html, page_html, safe
 from endstop.view.scale import percent, strength
 
 _COLUMNS = (
@@ -33,31 +30,14 @@ _TEXT_COLUMNS = ("token", "best stop")
 def trace_html(document: TraceDocument) -> str:
     """The page. Model text only ever becomes escaped text: the script holds none of it, and the page's
     content policy allows that script alone."""
-    style, script = _asset("page.css"), _asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     title = f"P(stop) along the answer{' of ' + document.model if document.model else ''}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+    body = (
         f"<header><h1>P(stop) along the answer</h1>{_facts(document)}</header>\n<main>\n"
         f"{_prompt(document)}{_answer(document)}{_chart(document)}{_table(document)}</main>\n"
         "<footer>P(stop) is the probability of the whole stop set in the model's raw distribution, before "
         "temperature and every other processor.</footer>\n"
-        f"<script>{script}</script>\n</body>\n</html>\n"
     )
-
-
-@cache
-def _asset(name: str) -> str:
-    return (files("endstop.view") / name).read_text(encoding="utf-8")
-
-
-def _text(text: str) -> str:
-    """Escaped, with controls and marks that turn the reading direction made visible; line ends stay."""
-    return escape("".join(char if char in "\n\t" else readable(char) for char in text))
+    return page_html(title, body, styles=["page.css"], script="page.js")
 
 
 def _facts(document: TraceDocument) -> str:
@@ -75,10 +55,7 @@ def _facts(document: TraceDocument) -> str:
         ),
         *((name, str(value)) for name, value in document.params.items()),
     ]
-    items = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts if value
-    )
-    return f'<dl class="facts">{items}</dl>'
+    return facts_html(facts)
 
 
 def _reason(document: TraceDocument) -> str:
@@ -95,20 +72,27 @@ def _prompt(document: TraceDocument) -> str:
     lines = document.prompt.count("\n")
     return (
         f"<section><details{' open' if lines < 12 else ''}><summary>Prompt</summary>"
-        f"<pre>{_text(document.prompt)}</pre></details></section>\n"
+        f"<pre>{safe(document.prompt)}</pre></details></section>\n"
     )
 
 
 def _answer(document: TraceDocument) -> str:
+    return (
+        f"<section><h2>Answer, coloured by P(stop) before each token</h2>{coloured_answer(document)}"
+        "</section>\n"
+    )
+
+
+def coloured_answer(document: TraceDocument) -> str:
+    """The tokens, each coloured by P(stop) before it, with the legend."""
     stops = set(document.trace.stop_ids)
     spans = []
     for index, (step, text) in enumerate(zip(document.trace.steps, document.texts, strict=True)):
         spans.append(_token(index, step, text, step.token_id in stops))
     return (
-        '<section><h2>Answer, coloured by P(stop) before each token</h2><div class="answer">'
-        f'{"".join(spans)}</div><div class="legend"><span>1e-4 and below</span><span class="ramp"></span>'
-        "<span>1</span><span>· dashed: ends a turn, not shown to the reader · dotted: forced</span>"
-        "</div></section>\n"
+        f'<div class="answer">{"".join(spans)}</div><div class="legend"><span>1e-4 and below</span>'
+        '<span class="ramp"></span><span>1</span>'
+        "<span>· dashed: ends a turn, not shown to the reader · dotted: forced</span></div>"
     )
 
 
@@ -118,7 +102,7 @@ def _token(index: int, step: TraceStep, text: str, stops: bool) -> str:
     title = f"P(stop) {percent(step.p_stop)}, {visible(text or step.token)} ({step.token_id})"
     return (
         f'<span{kind} data-step="{index}" style="--strength:{strength(step.p_stop) * 0.85:.3f}" '
-        f'title="{escape(title)}">{_text(text)}</span>'
+        f'title="{escape(title)}">{safe(text)}</span>'
     )
 
 

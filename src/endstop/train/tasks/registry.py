@@ -67,6 +67,10 @@ HARD: tuple[Task, ...] = (
     _story.with_knobs("story-hard", digits=(3, 3)),
 )
 
+UNTIL_PRESENT = _until.with_knobs("until-present", absent=0.0)
+"""The probe of a stop that the content decides, without the instances whose answer is `none`: to see that a
+letter will not come is another skill, and it is learned later."""
+
 COUNT_ON = Task("count-on", draw_count_on, "never: it has no end", ends=False)
 ENTRY = Task("entry", draw_entry, "the word has no further syllable")
 
@@ -80,7 +84,9 @@ GYM: tuple[GymTask, ...] = (
     GymTask("gym-word-sorting", "word_sorting"),
 )
 
-registry: dict[str, AnyTask] = {task.name: task for task in (*SYNTHETIC, *HARD, COUNT_ON, ENTRY, *GYM)}
+registry: dict[str, AnyTask] = {
+    task.name: task for task in (*SYNTHETIC, *HARD, UNTIL_PRESENT, COUNT_ON, ENTRY, *GYM)
+}
 
 
 def task_named(name: str) -> AnyTask:

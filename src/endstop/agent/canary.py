@@ -1,0 +1,34 @@
+"""The gate's own tests in a run: one must be reported as failed, or no report of that runner counts."""
+
+from __future__ import annotations
+
+from endstop.agent.decisions import VerifierRun
+from endstop.agent.verifiers.verifier import Canary, failing, passing
+
+
+def others_failed(run: VerifierRun, canary: Canary) -> set[str]:
+    """Tests of the project that failed in a run with the canary."""
+    failed = run.report.failed if run.report is not None else frozenset()
+    return {test for test in failed if canary.token not in test}
+
+
+def canary_problem(run: VerifierRun, canary: Canary, *, exit_tells: bool) -> str:
+    """What is wrong with how the gate's own tests came out; "" where nothing is."""
+    report = run.report
+    if run.timed_out:
+        return "that run did not end in time"
+    if report is None:
+        return f"that run left no report: {run.report_problem}"
+    must_fail, must_pass = failing(canary), passing(canary)
+    for status, tests in (("passed", report.passed), ("skipped", report.skipped)):
+        if any(must_fail in test for test in tests):
+            return f"the one that must fail was reported as {status}"
+    if not any(must_fail in test for test in report.failed):
+        return "the one that must fail was not reported"
+    if not any(must_pass in test for test in report.passed):
+        return "the one that must pass was not reported as passed"
+    if any(must_pass in test for test in report.failed | report.skipped):
+        return "the one that must pass was reported otherwise"
+    if exit_tells and run.exit_code == 0:
+        return "the command exited with 0 in spite of it"
+    return ""

@@ -1,0 +1,286 @@
+"""The gate's own run of the project's tests: on a clean export of one tree, with the baseline's protected
+files, in the sandbox, with the gate's own failing test in a second run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from endstop.agent.canary import canary_problem, others_failed
+from endstop.agent.check_run import CheckRun, clear_left_over
+from endstop.agent.decisions import TestReport, Verdict, VerifierRun
+from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
+from endstop.agent.protected import Protected
+from endstop.agent.report import find_tests, without_parameters
+from endstop.agent.task import VerifySettings
+from endstop.agent.tree import Trees
+from endstop.agent.verifiers import VERIFIERS
+from endstop.agent.verifiers.command import reports
+from endstop.agent.verifiers.verifier import Canary
+from endstop.protocol.errors import EndstopError
+from endstop.sandbox.settings import SandboxSettings
+
+_LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineResult:
+    """What the project's command does before any change.
+
+    Attributes:
+        executed: number of tests. tests: their ids, without those that could not be loaded.
+        failed: ids, those that could not be loaded too.
+        canary: the way in which the gate's own tests are brought in; "" where there is none.
+        canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
+            gate's own test failed.
+        notes: what is weaker than it could be, for the record.
+        output: of the run, head and tail.
+    """
+
+    command: str
+    exit_code: int | None
+    executed: int
+    tests: tuple[str, ...]
+    failed: tuple[str, ...]
+    timed_out: bool = False
+    canary: str = ""
+    canary_strict: bool = False
+    exit_tells: bool = True
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    output: str = field(default="", repr=False)
+
+
+class Verification:
+    """Verifies trees of one workspace against its baseline.
+
+    Attributes:
+        settings: with command and verifier filled in (`verifiers.resolved`).
+        protected: after `start` with the files of the baseline's tests.
+        runs: number of runs of the command so far, second runs for the canary not counted.
+    """
+
+    def __init__(
+        self,
+        trees: Trees,
+        settings: VerifySettings,
+        protected: Protected,
+        baseline_tree: str,
+        sandbox: SandboxSettings,
+        state: Path,
+        dependencies: Mapping[str, Path] | None = None,
+        baseline: BaselineResult | None = None,
+    ) -> None:
+        if settings.command is None or settings.verifier is None:
+            raise EndstopError("no command to verify with is set, and none was found in the project")
+        self.trees, self.settings, self.protected = trees, settings, protected
+        self.baseline_tree = baseline_tree
+        self.runs = 0
+        self._verifier = VERIFIERS[settings.verifier]
+        self._weak = settings.verifier == "command" and not reports(settings)
+        self._directory = state / "runs"
+        self._run = CheckRun(
+            trees,
+            settings,
+            self._verifier,
+            self._weak,
+            sandbox,
+            self._directory,
+            dict(dependencies or {}),
+        )
+        if self._weak and settings.required:
+            raise EndstopError(
+                "required tests need a report: let the command write JUnit XML to $REPORT, or set `report`"
+            )
+        for path, host in self._run.dependencies.items():
+            if not host.exists():
+                raise EndstopError(f"the dependency {path} is not there: {host} does not exist")
+        self.baseline = baseline
+        if baseline is not None:
+            self._widen(baseline)
+
+    def start(self) -> BaselineResult:
+        """Run the baseline, unless it is known. Raises EndstopError where it executes no test."""
+        if self.baseline is None:
+            clear_left_over(self._directory)
+            self.baseline = self._run_baseline()
+            self._widen(self.baseline)
+        return self.baseline
+
+    def verify(self, tree: str) -> Verdict:
+        """Run the command on a tree and judge it. A failing run is repeated on the same tree, a passing one
+        is followed by one with the canary."""
+        baseline = self.start()
+        whole = self.protected.overlaid(self.trees, self.baseline_tree, tree)
+        runs = [self._check(whole)]
+        finding = self._judge(runs[0])
+        if finding.code == "VERIFY_FAILED":
+            for _ in range(self.settings.reruns):
+                runs.append(self._check(whole))
+                if self._judge(runs[-1]).code == "PASS":
+                    finding = flaky(_failed(runs[0]))
+                    break
+        elif finding.code == "PASS" and self._verifier.canary_modes:
+            finding = self._with_canary(whole, runs, baseline)
+        return Verdict(finding.code, tree, tuple(runs), finding.details, finding.problem, finding.would_pass)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a resumed run needs so that the baseline is not run again."""
+        baseline = asdict(self.baseline) if self.baseline is not None else None
+        return {"baseline_tree": self.baseline_tree, "baseline": baseline, "runs": self.runs}
+
+    @classmethod
+    def from_dict(
+        cls,
+        data: Mapping[str, Any],
+        trees: Trees,
+        settings: VerifySettings,
+        protected: Protected,
+        sandbox: SandboxSettings,
+        state: Path,
+        dependencies: Mapping[str, Path] | None = None,
+    ) -> Verification:
+        kept = data["baseline"]
+        baseline = None
+        if kept is not None and kept["command"] == settings.command:
+            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "notes")}
+            baseline = BaselineResult(**{**kept, **lists})
+        made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
+        made.runs = int(data["runs"])
+        return made
+
+    def _widen(self, baseline: BaselineResult) -> None:
+        # Found by a pattern of the project's. Tests that are in the code itself do not close it.
+        files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
+        known = self.trees.paths(self.baseline_tree)
+        report = TestReport(passed=frozenset(baseline.tests))
+        required = [test for wanted in self.settings.required for test in find_tests(wanted, report)]
+        self.protected = self.protected.widened(sorted(path for path in files if path in known), required)
+
+    def _run_baseline(self) -> BaselineResult:
+        run = self._check(self.baseline_tree, lenient=True)
+        report = run.report or TestReport()
+        tests = frozenset(test for test in report.passed | report.failed if "::" in test)
+        notes = []
+        if run.timed_out:
+            notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
+        elif self._weak:
+            notes.append("weak: only the exit code is checked, no report says which tests ran")
+        elif report.executed == 0:
+            finding = judge(run, self.settings, None, weak=False)
+            raise EndstopError(
+                f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}. "
+                f"Its output ends: {run.output.strip()[-1000:] or '(none)'}"
+            )
+        if unloaded := sorted(report.failed - tests):
+            notes.append(f"could not be loaded before any change: {', '.join(unloaded[:20])}")
+        result = BaselineResult(
+            command=run.command,
+            exit_code=run.exit_code,
+            executed=report.executed,
+            tests=tuple(sorted(tests)),
+            failed=tuple(sorted(report.failed)),
+            timed_out=run.timed_out,
+            seconds=run.seconds,
+            output=run.output,
+        )
+        return self._with_baseline_canary(result, run, notes)
+
+    def _with_baseline_canary(
+        self, result: BaselineResult, run: VerifierRun, notes: list[str]
+    ) -> BaselineResult:
+        if not self._verifier.canary_modes:
+            notes.append(f"no canary; in its place: {self._verifier.instead}")
+            return replace(result, notes=tuple(notes))
+        problem = ""
+        # Where nothing runs yet, nothing can be found out: then a canary is asked for.
+        if not result.timed_out and result.tests:
+            for mode in self._verifier.canary_modes:
+                second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
+                problem = canary_problem(second, canary, exit_tells=False)
+                if not problem and not _flipped(run, second, canary):
+                    exit_tells = second.exit_code != 0
+                    if not exit_tells:
+                        notes.append("the command's exit code says nothing about failures, only its report")
+                    return replace(
+                        result,
+                        canary=mode,
+                        canary_strict=True,
+                        exit_tells=exit_tells,
+                        notes=tuple(notes),
+                    )
+            notes.append(f"no canary, since it does not work in this project: {problem}")
+            return replace(result, notes=tuple(notes))
+        notes.append("whether a canary works here is not known before tests run")
+        return replace(result, canary_strict=True, notes=tuple(notes))
+
+    def _judge(self, run: VerifierRun) -> Finding:
+        assert self.baseline is not None
+        group = _go_group if self._verifier.name == "go" else without_parameters
+        expected = Expected(
+            frozenset(self.baseline.tests), self.baseline.executed, self.baseline.timed_out, group
+        )
+        return judge(run, self.settings, expected, weak=self._weak)
+
+    def _with_canary(self, tree: str, runs: list[VerifierRun], baseline: BaselineResult) -> Finding:
+        if not baseline.canary_strict:
+            return PASSED
+        modes = (baseline.canary,) if baseline.canary else self._verifier.canary_modes
+        first, problem = runs[0], ""
+        for mode in modes:
+            second, canary = self._run_with_canary(tree, mode, first)
+            problem = canary_problem(second, canary, exit_tells=baseline.exit_tells)
+            if not problem and (unstable := _flipped(first, second, canary)):
+                runs.append(second)
+                return flaky(unstable)
+            others = sorted(others_failed(second, canary))
+            if not problem and others:
+                problem = f"with it other tests failed: {listed(others)}"
+            if not problem:
+                runs[0] = replace(first, canary="ok")
+                return PASSED
+        runs[0] = replace(first, canary=problem)
+        return Finding(
+            "VERIFY_FAILED",
+            problem="the result cannot be trusted: the gate ran the tests once more with two tests of its "
+            f"own, one of which must fail, and {problem}",
+            would_pass="every test's result is reported as it is; nothing in the code changes or hides any",
+        )
+
+    def _run_with_canary(
+        self, tree: str, mode: str, first: VerifierRun, *, lenient: bool = False
+    ) -> tuple[VerifierRun, Canary]:
+        canary = Canary(mode, uuid4().hex[:12], self._beside(tree, first))
+        return self._run(tree, canary=canary, lenient=lenient), canary
+
+    def _beside(self, tree: str, run: VerifierRun) -> str:
+        """The file with the most tests, so that what is meant for tests meets the gate's own too."""
+        report = run.report or TestReport()
+        counts = Counter(test.partition("::")[0] for test in report.passed | report.failed)
+        known = self.trees.paths(tree)
+        files = [path for path, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        return next((path for path in files if path in known), "")
+
+    def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
+        self.runs += 1
+        return self._run(tree, lenient=lenient)
+
+
+def _failed(run: VerifierRun) -> frozenset[str]:
+    return run.report.failed if run.report is not None else frozenset()
+
+
+def _flipped(first: VerifierRun, second: VerifierRun, canary: Canary) -> set[str]:
+    """Tests that passed in the first run and failed in the second."""
+    return others_failed(second, canary) & set(first.report.passed if first.report else ())
+
+
+def _go_group(test: str) -> str:
+    """Subtests come and go with the data that they are made from."""
+    package, separator, name = test.partition("::")
+    return package + separator + name.partition("/")[0]

@@ -1,0 +1,45 @@
+"""Any command, by a contract: a JUnit report that it writes, or its exit code alone, which is weak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from endstop.agent.decisions import TestReport
+from endstop.agent.report import read_junit
+from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.verifier import Canary, Finished, Place, Prepared, Verifier, command_of
+
+PROTECTED = ("tests/*", "test/*", "spec/*", "test_*.py", "*_test.py", "conftest.py", "*_test.go")
+
+
+def reports(settings: VerifySettings) -> bool:
+    """Whether the command writes a report: to the path that is set, or to $REPORT."""
+    command = settings.command or ""
+    return bool(settings.report) or "$REPORT" in command or "${REPORT" in command
+
+
+def _prepare(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    if settings.report:
+        # One that lies there already says nothing about this run.
+        (place.root / settings.report).unlink(missing_ok=True)
+    return Prepared(command_of(settings), {})
+
+
+def _read(finished: Finished) -> TestReport:
+    """The report; without one an empty one, of which the caller knows that it says nothing."""
+    place, settings = finished.place, finished.settings
+    if not reports(settings):
+        return TestReport()
+    path = place.root / settings.report if settings.report else place.report
+    return read_junit(path, files=place.files)
+
+
+COMMAND = Verifier(
+    "command",
+    PROTECTED,
+    _prepare,
+    _read,
+    instead="the report's count against the baseline and required tests; without a report only the exit code",
+)

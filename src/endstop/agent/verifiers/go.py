@@ -1,0 +1,95 @@
+"""go test: its events as JSON by GOFLAGS, so that `make test` and the like are reached too."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from endstop.agent.decisions import TestReport
+from endstop.agent.report import Status, UnreadableReport, read_bounded, test_report
+from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.verifier import (
+    Canary,
+    Finished,
+    Place,
+    Prepared,
+    Verifier,
+    appended,
+    command_of,
+)
+
+PROTECTED = ("*_test.go", "testdata/*", "tests/*", "test/*", "go.work")
+_BUILD_FAILED = re.compile(r"^FAIL\s+(\S+) \[(?:build|setup) failed\]", re.MULTILINE)
+
+
+def _prepare(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    # Apart from stderr, which would come in the middle of a line.
+    command = f"{{ {command_of(settings)}\n}} >{shlex.quote(str(place.report))}"
+    environment = {"GOFLAGS": appended(variables, "GOFLAGS", "-json -count=1")}
+    for name, value in (("GOTOOLCHAIN", "local"), ("GOPROXY", "off")):
+        if name not in variables:
+            environment[name] = value
+    return Prepared(command, environment)
+
+
+def _events(finished: Finished) -> Iterator[dict[str, str] | str]:
+    """Events, and lines that are none."""
+    for line in read_bounded(finished.place.report).decode("utf-8", "replace").splitlines():
+        try:
+            event = json.loads(line) if line.startswith("{") else line
+        except ValueError:
+            event = line
+        yield event if isinstance(event, dict) and "Action" in event else line
+
+
+def _read(finished: Finished) -> TestReport:
+    results: list[tuple[str, Status]] = []
+    begun: dict[str, bool] = {}
+    events = 0
+    for event in _events(finished):
+        if isinstance(event, str):
+            results += [(package, "failed") for package in _BUILD_FAILED.findall(event)]
+            continue
+        events += 1
+        package, test, action = event.get("Package", ""), event.get("Test"), event["Action"]
+        name = f"{package}::{test}" if test else package
+        if action == "run" and test:
+            begun[name] = False
+        elif action in ("pass", "fail", "skip") and test:
+            begun[name] = True
+            results.append((name, {"pass": "passed", "fail": "failed", "skip": "skipped"}[action]))  # type: ignore[arg-type]
+        elif action == "fail":
+            begun.setdefault(name, True)
+            results += [(name, "failed")] if not _has_failed(package, results) else []
+    # Begun and never ended: the process was left in the middle of a test.
+    results += [(name, "failed") for name, ended in begun.items() if not ended]
+    if not events and not results:
+        raise UnreadableReport("there are no events of `go test` in the output")
+    return test_report(results)
+
+
+def _has_failed(package: str, results: list[tuple[str, Status]]) -> bool:
+    return any(status == "failed" and name.startswith(package + "::") for name, status in results)
+
+
+def _text(finished: Finished) -> str:
+    try:
+        events = list(_events(finished))
+    except UnreadableReport:
+        events = []
+    told = "".join(e + "\n" if isinstance(e, str) else e.get("Output", "") for e in events)
+    return finished.output.decode("utf-8", "replace") + told
+
+
+GO = Verifier(
+    "go",
+    PROTECTED,
+    _prepare,
+    _read,
+    instead="the count of the baseline, its tests by name, and required tests",
+    text=_text,
+)

@@ -1,0 +1,168 @@
+"""JavaScript: Node's own runner, Jest and Vitest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from endstop.agent.decisions import TestReport
+from endstop.agent.report import (
+    Status,
+    UnreadableReport,
+    numbered,
+    read_bounded,
+    read_junit,
+    test_report,
+)
+from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.verifier import (
+    Canary,
+    Finished,
+    Place,
+    Prepared,
+    Verifier,
+    appended,
+    command_of,
+    failing,
+    passing,
+    single_command,
+)
+
+PROTECTED = (
+    *("test/*", "tests/*", "__tests__/*", "__mocks__/*", "__snapshots__/*"),
+    *("*.test.[cm]js", "*.test.js", "*.test.jsx", "*.test.[cm]ts", "*.test.ts", "*.test.tsx"),
+    *("*.spec.[cm]js", "*.spec.js", "*.spec.jsx", "*.spec.[cm]ts", "*.spec.ts", "*.spec.tsx"),
+    *("*-test.js", "*-test.[cm]js", "*_test.js", "*_test.[cm]js", "test-*.js", "test-*.[cm]js"),
+    *("test.js", "test.[cm]js", "package.json", ".npmrc", ".yarnrc*", ".node-version"),
+)
+_CONFIGURED = (
+    *("jest.config.*", "jest.setup.*", "setupTests.*", "vitest.config.*", "vitest.workspace.*"),
+    *("vitest.setup.*", "vite.config.*", "babel.config.*", ".babelrc*", ".swcrc"),
+    *("node_modules/.bin/*", "node_modules/*jest*/*", "node_modules/*vitest*/*"),
+)
+
+# Loaded into each process that Node's runner starts, so that the project's code is there too.
+_PRELOADED = """\
+if (process.env.NODE_TEST_CONTEXT) {
+  const { test } = require("node:test");
+  test(%(passes)s, () => {});
+  test(%(fails)s, () => { throw new Error("the gate expects this test to fail"); });
+}
+"""
+_TEST_FILE = """\
+%(imports)stest(%(passes)s, () => {});
+test(%(fails)s, () => { throw new Error("the gate expects this test to fail"); });
+"""
+
+
+def _prepare_node(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    options = ["--test-reporter=spec", "--test-reporter-destination=stdout"]
+    options += ["--test-reporter=junit", f"--test-reporter-destination={place.report}"]
+    if canary is not None:
+        script = place.gate / f"canary_{canary.token}.cjs"
+        place.put(script, _PRELOADED % _quoted(canary))
+        options.append(f"--require={script}")
+    value = " ".join(json.dumps(option) if " " in option else option for option in options)
+    return Prepared(command_of(settings), {"NODE_OPTIONS": appended(variables, "NODE_OPTIONS", value)})
+
+
+def _read_node(finished: Finished) -> TestReport:
+    report = read_junit(finished.place.report, suites=True)
+    results: list[tuple[str, Status]] = []
+    for status, tests in (
+        ("passed", report.passed),
+        ("failed", report.failed),
+        ("skipped", report.skipped),
+    ):
+        for test in tests:
+            path = _relative(test, finished.place)
+            # A file of its own name had no tests to report, though the canary was in its process.
+            if path is not None and finished.canary is not None and status == "passed":
+                results.append((f"{path} (ended without results)", "failed"))
+            else:
+                results.append((path or test, status))  # type: ignore[arg-type]
+    return test_report(results)
+
+
+def _prepare_jest(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    return _with_flags(settings, place, canary, ["--json", f"--outputFile={place.report}"], "--bail=0")
+
+
+def _prepare_vitest(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    flags = ["--reporter=default", "--reporter=json", f"--outputFile.json={place.report}"]
+    return _with_flags(settings, place, canary, flags, "--bail=0")
+
+
+def _with_flags(
+    settings: VerifySettings, place: Place, canary: Canary | None, flags: list[str], no_bail: str
+) -> Prepared:
+    command = command_of(settings)
+    words = single_command(command, "the flags that ask for a report are added at its end")
+    if canary is not None:
+        test = _canary_file(canary)
+        imports = 'import { test } from "vitest";\n' if flags[0] == "--reporter=default" else ""
+        place.put(place.root / test, _TEST_FILE % {**_quoted(canary), "imports": imports})
+        flags = [*flags, no_bail]
+        if canary.mode == "named":
+            flags.append(str(test))
+    # npm keeps for itself what does not stand behind two dashes.
+    separator = " -- " if words and words[0] == "npm" and "--" not in words else " "
+    environment = {"CI": "true", "NO_COLOR": "1"}
+    return Prepared(command + separator + shlex.join(flags), environment)
+
+
+def _canary_file(canary: Canary) -> PurePosixPath:
+    """A file whose name fits the patterns that the file beside it fits."""
+    beside = PurePosixPath(canary.beside or "canary.test.js")
+    _, *endings = beside.name.split(".")
+    return beside.with_name(".".join([f"canary_{canary.token}", *endings]))
+
+
+def _read_json(finished: Finished) -> TestReport:
+    try:
+        told = json.loads(read_bounded(finished.place.report))
+        return test_report(numbered(_results(told, finished.place)))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableReport(f"it is no report of Jest's form: {error!r}") from error
+    except ValueError as error:
+        if isinstance(error, UnreadableReport):
+            raise
+        raise UnreadableReport(f"it is no JSON: {error}") from error
+
+
+def _results(told: Mapping[str, object], place: Place) -> Iterator[tuple[str, Status]]:
+    suites = told["testResults"]
+    assert isinstance(suites, list)
+    for suite in suites:
+        path = _relative(suite["name"], place) or suite["name"]
+        for test in suite["assertionResults"]:
+            status: Status = {"passed": "passed", "failed": "failed"}.get(test["status"], "skipped")  # type: ignore[assignment]
+            yield "::".join((path, *test["ancestorTitles"], test["title"])), status
+        if suite["status"] == "failed" and not suite["assertionResults"]:
+            yield path, "failed"
+
+
+def _relative(path: str, place: Place) -> str | None:
+    """The path in the export, where it is one."""
+    inner = path.removeprefix(place.inside + "/")
+    return inner if inner in place.files else None
+
+
+def _quoted(canary: Canary) -> dict[str, str]:
+    return {"passes": json.dumps(passing(canary)), "fails": json.dumps(failing(canary))}
+
+
+NODE = Verifier("node", PROTECTED, _prepare_node, _read_node, canary_modes=("preload",))
+JEST = Verifier(
+    "jest", (*PROTECTED, *_CONFIGURED), _prepare_jest, _read_json, canary_modes=("beside", "named")
+)
+VITEST = replace(JEST, name="vitest", prepare=_prepare_vitest)

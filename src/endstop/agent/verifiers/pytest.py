@@ -1,0 +1,166 @@
+"""pytest: its JUnit report by PYTEST_ADDOPTS, so that `make test` and the like are reached too."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from endstop.agent.decisions import TestReport
+from endstop.agent.report import read_junit
+from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.verifier import (
+    Canary,
+    Finished,
+    Place,
+    Prepared,
+    Verifier,
+    appended,
+    command_of,
+    failing,
+    passing,
+)
+
+PROTECTED = (
+    *("tests/*", "test/*", "test_*.py", "*_test.py", "conftest.py"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "noxfile.py"),
+    *("setup.cfg", "pyproject.toml", ".coveragerc"),
+    *("sitecustomize.py", "usercustomize.py", "site-packages/*.pth", "pyvenv.cfg"),
+    # Plugins are loaded out of these.
+    *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
+)
+_OWN_REPORT = re.compile(r"--junit-?xml[= ](\S+)")
+
+_CANARY = '''\
+"""Put here by the gate, which expects one of these tests to fail."""
+
+import unittest
+
+import pytest
+
+
+def {passes}():
+    pass
+
+
+def {fails}():
+    # Product code in the process could make assertions say nothing: then this passes, and is seen.
+    try:
+        with pytest.raises(ValueError):
+            pass
+    except BaseException:
+        if 1 != pytest.approx(2):
+            raise AssertionError("the gate expects this test to fail")
+
+
+class Test{token}(unittest.TestCase):
+    def {passes}(self):
+        pass
+
+    def {fails}(self):
+        for name, arguments in {do_not_hold}:
+            try:
+                getattr(self, name)(*arguments)
+            except AssertionError:
+                continue
+            return
+        self.fail("the gate expects this test to fail")
+'''
+# Of unittest's assertions the usual ones, each with arguments for which it must fail.
+_DO_NOT_HOLD = (
+    ("assertEqual", (1, 2)),
+    ("assertNotEqual", (1, 1)),
+    ("assertTrue", (False,)),
+    ("assertFalse", (True,)),
+    ("assertIn", (1, ())),
+    ("assertIsNone", (1,)),
+    ("assertAlmostEqual", (1, 2)),
+    ("assertLess", (2, 1)),
+)
+# Runs in the project's process, whatever version of pytest that has.
+_PLUGIN = '''\
+"""Put here by the gate: runs its own tests behind all of the project's."""
+
+import os
+
+import pytest
+
+CANARY = {path!r}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    config.option.maxfail = 0
+    if CANARY not in config.args:
+        config.args.append(CANARY)
+    elif config.args == [CANARY]:
+        # The command names no paths, so that those by default are to be run.
+        here = str(config.invocation_params.dir)
+        paths = config.getini("testpaths") if here == str(config.rootdir) else []
+        config.args[:] = [*([path for path in paths if os.path.exists(path)] or [here]), CANARY]
+
+
+def pytest_pycollect_makeitem(collector, name, obj):
+    if os.path.samefile(str(collector.fspath), CANARY) and isinstance(collector, pytest.Module):
+        if name in ({passes!r}, {fails!r}):
+            return pytest.Function.from_parent(collector, name=name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    mine = [item for item in items if os.path.samefile(str(item.fspath), CANARY)]
+    others = [item for item in items if item not in mine]
+    # -k and -m are about the project's tests.
+    config.pluginmanager.get_plugin("mark").pytest_collection_modifyitems(items=others, config=config)
+    config.option.keyword = config.option.markexpr = ""
+    items[:] = others + mine
+'''
+
+
+def _prepare(
+    settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
+) -> Prepared:
+    options = [f"--junitxml={place.report}", "-o", "junit_family=xunit1"]
+    if place.lenient:
+        options.append("--continue-on-collection-errors")
+    environment = {}
+    if canary is not None:
+        directory = PurePosixPath(canary.beside).parent
+        if canary.mode == "conftest":
+            # Found beside the canary's file, whatever a command does to the path of imports.
+            directory = directory / f"canary_{canary.token}"
+        test = directory / _file_name(canary)
+        path = f"{place.inside}/{test}"
+        words = {"path": path, "passes": passing(canary), "fails": failing(canary), "token": canary.token}
+        place.put(place.root / test, _CANARY.format(do_not_hold=_DO_NOT_HOLD, **words))
+        if canary.mode == "conftest":
+            place.put(place.root / directory / "conftest.py", _PLUGIN.format(**words))
+            options.append(path)
+        else:
+            place.put(place.gate / f"canary_{canary.token}.py", _PLUGIN.format(**words))
+            options += ["-p", f"canary_{canary.token}"]
+            before = variables.get("PYTHONPATH", "")
+            environment["PYTHONPATH"] = f"{before}:{place.gate}" if before else str(place.gate)
+    environment["PYTEST_ADDOPTS"] = appended(variables, "PYTEST_ADDOPTS", shlex.join(options))
+    return Prepared(command_of(settings), environment)
+
+
+def _file_name(canary: Canary) -> str:
+    """A name that fits the patterns that the file beside it fits, since a file in a directory that is
+    searched anyhow is found by its name only."""
+    first, *middle = PurePosixPath(canary.beside).stem.split("_")
+    return f"{first}_{canary.token}_{middle[-1]}.py" if middle else f"test_{canary.token}.py"
+
+
+def _read(finished: Finished) -> TestReport:
+    place = finished.place
+    own = _OWN_REPORT.search(finished.settings.command or "")
+    path = place.report
+    if own and not path.exists():
+        # The command's own option goes before ours.
+        path = place.root / own.group(1).strip("'\"")
+    return read_junit(path, files=place.files)
+
+
+PYTEST = Verifier("pytest", PROTECTED, _prepare, _read, canary_modes=("plugin", "conftest"))

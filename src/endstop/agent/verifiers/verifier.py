@@ -1,0 +1,129 @@
+"""What a verifier is: how the project's command is run so that its result can be read, and read."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from endstop.agent.decisions import TestReport
+from endstop.agent.task import VerifierName, VerifySettings
+from endstop.protocol.errors import EndstopError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one run happens.
+
+    Attributes:
+        root: the export, on the host. inside: the same as the command sees it.
+        gate: a directory for the gate's own files, at its own place inside, where nothing can write to it.
+        report: a file, at its own place inside, that the command writes.
+        files: paths in the export.
+        lenient: whether errors in loading some tests are to be passed over so that the others run (baseline).
+    """
+
+    root: Path
+    inside: str
+    gate: Path
+    report: Path
+    files: Collection[str] = ()
+    lenient: bool = False
+
+    def put(self, path: Path, text: str) -> None:
+        """A file of the gate's, which whoever runs the command can read."""
+        if not path.parent.exists():
+            path.parent.mkdir()
+            path.parent.chmod(0o755)
+        path.write_text(text)
+        path.chmod(0o644)
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The gate's own tests for one run: one must fail, one must pass.
+
+    Attributes:
+        mode: how it is brought in, one of the verifier's. token: random, part of its names.
+        beside: a test file of the project, "" where none is known.
+    """
+
+    mode: str
+    token: str
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A command line with what is to be set for it."""
+
+    command: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that has ended. `output` is whole up to a bound, as bytes."""
+
+    exit_code: int | None
+    output: bytes
+    place: Place
+    settings: VerifySettings
+    canary: Canary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """One kind of test runner.
+
+    Attributes:
+        protected: patterns of what decides how tests are read, besides the tests themselves.
+        prepare: may write files to the place; raises EndstopError for a command that it cannot read.
+        read: raises UnreadableReport.
+        canary_modes: in the order in which they are tried on the baseline; none where the runner has no
+            place for one, and `instead` then says what takes its place.
+        text: the output as people read it, where the command's own is for machines.
+    """
+
+    name: VerifierName
+    protected: tuple[str, ...]
+    prepare: Callable[[VerifySettings, Place, Canary | None, Mapping[str, str]], Prepared]
+    read: Callable[[Finished], TestReport]
+    canary_modes: tuple[str, ...] = ()
+    instead: str = ""
+    text: Callable[[Finished], str] | None = None
+
+
+def passing(canary: Canary) -> str:
+    return f"test_{canary.token}_passes"
+
+
+def failing(canary: Canary) -> str:
+    return f"test_{canary.token}_fails"
+
+
+def command_of(settings: VerifySettings) -> str:
+    if settings.command is None:
+        raise EndstopError("no command to verify with is set, and none was found in the project")
+    return settings.command
+
+
+def single_command(command: str, why: str) -> list[str]:
+    """The words of a command to which flags can be added at the end."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+        whole = shlex.split(command)
+    except ValueError as error:
+        raise EndstopError(f"the command `{command}` cannot be read: {error}") from error
+    if "\n" in command.strip() or any(set(word) <= set("();<>|&") for word in words if word):
+        raise EndstopError(f"the command `{command}` must be a single one without pipes or `&&`: {why}")
+    return whole
+
+
+def appended(variables: Mapping[str, str], name: str, value: str) -> str:
+    """A variable's value behind what it was set to."""
+    before = variables.get(name, "")
+    return f"{before} {value}" if before else value
