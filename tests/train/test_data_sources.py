@@ -333,6 +333,14 @@ def test_a_data_set_of_the_hub_is_streamed_and_goes_on_where_it_was(streamed):
     assert again.item(again.next_place()) == "text 9"
 
 
+def test_a_stream_that_breaks_off_says_so(streamed, tmp_path):
+    lines = [json.dumps({"text": f"text {n}"}) for n in range(3)]
+    path = write(tmp_path / "broken.jsonl", "\n".join([*lines, '{"text": "bro']))
+    reader = hub_texts("json", documents=10, data_files=str(path)).read()
+    with pytest.raises(EndstopError, match=r"^json broke off behind document \d: .*--resume"):
+        list(map(reader.take, range(10)))
+
+
 def test_conversations_and_wrong_rows_of_a_stream(streamed):
     chats = hub_chats("json", documents=10, **streamed).read()
     assert chats.take(0) == MESSAGES

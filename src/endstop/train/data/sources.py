@@ -213,8 +213,15 @@ class HubReader(Generic[Item]):
 
     def _row(self) -> Any:
         for _ in range(2):
-            for row in self._rows:
-                return row
+            try:
+                for row in self._rows:
+                    return row
+            except Exception as error:  # as in `HubStream.open`
+                what = (str(error) or type(error).__name__).removesuffix(".")
+                raise EndstopError(
+                    f"{self._stream.name} broke off behind document {self._next}: {what}. Go on later with "
+                    "--resume from the last checkpoint."
+                ) from error
             self._data = self._stream.open()
             self._rows = iter(self._data)
         raise EndstopError(f"{self._stream.name} has no documents.")
