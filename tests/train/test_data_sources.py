@@ -291,6 +291,10 @@ def test_conversations_of_parquet_lose_the_keys_of_others(tmp_path):
             {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": True}},
             "chat_template_kwargs cannot set add_generation_prompt",
         ),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"eos_token": "<|bos|>"}},
+            "chat_template_kwargs cannot set eos_token",
+        ),
         ({"messages": MESSAGES, "complete": "no"}, "complete is true or false, got 'no'"),
     ],
 )

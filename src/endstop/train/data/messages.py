@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from endstop.protocol.labels import IGNORE, ChatRows, Row, chat_rows, truncated
 from endstop.protocol.message_words import role_of
+from endstop.protocol.template import SPECIAL_TOKEN_NAMES
 from endstop.train.data.records import BadDocument
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _DEEPEST = 100
 # What the one who renders decides, not the data.
 _NOT_OF_THE_DATA = (
     *("messages", "tools", "add_generation_prompt", "continue_final_message", "now", "max_length"),
-    *("first_message", "renderer"),
+    *("first_message", "renderer", *SPECIAL_TOKEN_NAMES),
 )
 
 
