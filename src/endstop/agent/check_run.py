@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -50,7 +50,15 @@ class CheckRun:
     directory: Path
     dependencies: Mapping[str, Path]
 
-    def __call__(self, tree: str, *, canary: Canary | None = None, lenient: bool = False) -> VerifierRun:
+    def __call__(
+        self,
+        tree: str,
+        *,
+        canary: Canary | None = None,
+        lenient: bool = False,
+        guarded: Callable[[str], bool] = lambda path: False,
+    ) -> VerifierRun:
+        """`guarded`: of the tree's paths those whose change during the run is to be told."""
         bubblewrapped = given_mode(self.sandbox)[0] == "bubblewrap"
         owner = Owner(self.sandbox.uid, self.sandbox.uid) if drops_user(self.sandbox) else None
         with _new_directory(self.directory) as directory:
@@ -69,7 +77,10 @@ class CheckRun:
                 files=frozenset(self.trees.paths(tree)),
                 lenient=lenient,
             )
-            return self._run_in(place, canary)
+            before = {path: _stamp(root / path) for path in place.files if guarded(path)}
+            run = self._run_in(place, canary)
+            rewritten = sorted(path for path, stamp in before.items() if _stamp(root / path) != stamp)
+            return replace(run, rewritten=tuple(rewritten))
 
     def _run_in(self, place: Place, canary: Canary | None) -> VerifierRun:
         raw = bytearray()
@@ -119,6 +130,15 @@ class CheckRun:
             report=None if self.weak else report,
             report_problem=problem,
         )
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What no program can give back to a file that it has changed."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_ctime_ns
 
 
 @contextlib.contextmanager

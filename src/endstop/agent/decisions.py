@@ -60,6 +60,7 @@ class VerifierRun:
         exit_code: None where it was killed at its timeout. output: head and tail, both streams.
         report: None where the command wrote none that can be read; report_problem then says why.
         canary: `ok`, `none` where the runner has no place for one, or what was wrong with it.
+        rewritten: files deciding about the tests that were written to, replaced or removed while it ran.
     """
 
     command: str
@@ -70,6 +71,7 @@ class VerifierRun:
     report: TestReport | None = None
     report_problem: str = ""
     canary: str = "none"
+    rewritten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def resume_agent(
                 open_workplace(settings, workspace, state, trajectory, trajectory.watch) as place,
                 open_tools(settings, place, extra_tools) as tools,
             ):
-                _take_up(trajectory, place, before, answer)
+                _take_up(trajectory, place, before, answer, person)
                 return _go_on(trajectory, settings, place, opened, tools, person)
 
 
@@ -150,6 +150,7 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
         protected=place.protected.patterns if place.verification is not None else (),
+        allowed=task.allow,
         bounds=task.bounds,
         interactive=settings.interactive,
     )
@@ -159,14 +160,19 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
     trajectory.save()
 
 
-def _take_up(trajectory: Trajectory, place: Workplace, before: str | None, answer: str | None) -> None:
+def _take_up(
+    trajectory: Trajectory, place: Workplace, before: str | None, answer: str | None, person: Person | None
+) -> None:
     """Compare the files with what the trajectory last saw, and answer what was left open."""
     tree, seen = place.trees.snapshot(), trajectory.tree
     changed = [] if tree == seen else place.trees.changed(seen, tree)
     calls = trajectory.open_calls()
     waits = before == "needs_user" and len(calls) == 1 and calls[0]["function"]["name"] == "ask_user"
     if waits and answer is None:
-        raise EndstopError(f"the run waits for an answer to: {(trajectory.outcome or {}).get('message', '')}")
+        question = (trajectory.outcome or {}).get("message", "")
+        answer = person(question) if person is not None else None
+        if not answer:
+            raise EndstopError(f"the run waits for an answer to: {question}")
     if answer is not None and not waits:
         raise EndstopError(f"the run {trajectory.id} waits for no answer.")
     record = {"at": now(), "after": before, "tree_before": seen, "tree": tree, "changed": changed[:200]}

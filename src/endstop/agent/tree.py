@@ -37,6 +37,7 @@ _TRUSTED_AGE = 100_000_000
 # As many as Linux follows.
 _MOST_LINKS = 40
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Stamp = tuple[int, int, int, int, int]
 Nested = dict[str, "Entry | Nested"]
@@ -171,7 +172,7 @@ class Trees:
         destination.mkdir(parents=True, exist_ok=True)
         if any(destination.iterdir()):
             raise EndstopError(f"{destination} is not empty: a tree is exported into a new directory")
-        self._export(tree, destination, owner)
+        self._export(tree, str(destination), owner)
 
     def restore(self, tree: str) -> list[str]:
         """Make the workspace a tree again, but for what is left out. Returns the paths that differed."""
@@ -233,22 +234,25 @@ class Trees:
             for name, there in nested.items()
         )
 
-    def _export(self, tree: str, destination: Path, owner: Owner | None) -> None:
+    def _export(self, tree: str, destination: str, owner: Owner | None) -> None:
         # Not by path from the top: a directory is entered only once it is made, and nothing else runs yet.
         for raw, entry in self._store.tree(tree):
-            path = destination / os.fsdecode(raw)
+            path = f"{destination}/{os.fsdecode(raw)}"
             if entry.mode == "40000":
-                path.mkdir()
+                os.mkdir(path)
                 self._export(entry.object_id, path, owner)
-            elif entry.mode == "120000":
+                continue
+            if entry.mode == "120000":
                 os.symlink(self._store.content(entry.object_id), os.fsencode(path))
-                _give(path, owner)
             else:
-                with path.open("xb") as target:
-                    self._store.write(entry.object_id, target)
-                    os.fchmod(target.fileno(), 0o755 if entry.mode == "100755" else 0o644)
-                _give(path, owner)
-        destination.chmod(0o755)
+                descriptor = os.open(path, _NEW_FILE, 0o600)
+                try:
+                    self._store.write_to(descriptor, entry.object_id)
+                    os.fchmod(descriptor, 0o755 if entry.mode == "100755" else 0o644)
+                finally:
+                    os.close(descriptor)
+            _give(path, owner)
+        os.chmod(destination, 0o755)
         _give(destination, owner)
 
     def _restore_one(self, path: str, entry: Entry, owner: Owner | None) -> None:
@@ -262,10 +266,12 @@ class Trees:
                 os.symlink(self._store.content(entry.object_id), os.fsencode(name), dir_fd=directory)
             else:
                 beside = f".{uuid4().hex}"
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(beside, flags, 0o600, dir_fd=directory), "wb") as target:
-                    self._store.write(entry.object_id, target)
-                    os.fchmod(target.fileno(), 0o755 if entry.mode == "100755" else 0o644)
+                descriptor = os.open(beside, _NEW_FILE, 0o600, dir_fd=directory)
+                try:
+                    self._store.write_to(descriptor, entry.object_id)
+                    os.fchmod(descriptor, 0o755 if entry.mode == "100755" else 0o644)
+                finally:
+                    os.close(descriptor)
                 os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
             if owner is not None:
                 os.chown(name, owner.uid, owner.gid, dir_fd=directory, follow_symlinks=False)
@@ -382,7 +388,7 @@ def _remove(root: Path, path: str) -> None:
             os.close(descriptor)
 
 
-def _give(path: Path, owner: Owner | None) -> None:
+def _give(path: str, owner: Owner | None) -> None:
     if owner is not None:
         os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
 

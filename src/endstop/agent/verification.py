@@ -16,6 +16,7 @@ from endstop.agent.check_run import CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
+from endstop.agent.pytest_files import files_pytest_obeys
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.tree import Trees
@@ -25,6 +26,10 @@ from endstop.agent.verifiers.verifier import Canary
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
+# Endings of files that are read by runners, or run.
+_CODE = frozenset(
+    ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
+)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -38,6 +43,7 @@ class BaselineResult:
         canary: the way in which the gate's own tests are brought in; "" where there is none.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
+        rewrites: files deciding about the tests that the command changes by itself.
         notes: what is weaker than it could be, for the record.
         output: of the run, head and tail.
     """
@@ -51,6 +57,7 @@ class BaselineResult:
     canary: str = ""
     canary_strict: bool = False
     exit_tells: bool = True
+    rewrites: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     output: str = field(default="", repr=False)
@@ -125,6 +132,8 @@ class Verification:
                 if self._judge(runs[-1]).code == "PASS":
                     finding = flaky(_failed(runs[0]))
                     break
+        elif rewritten := sorted({*runs[0].rewritten} - {*baseline.rewrites}):
+            finding = _rewritten(rewritten) if finding.code == "PASS" else finding
         elif finding.code == "PASS" and self._verifier.canary_modes:
             finding = self._with_canary(whole, runs, baseline)
         return Verdict(finding.code, tree, tuple(runs), finding.details, finding.problem, finding.would_pass)
@@ -148,7 +157,7 @@ class Verification:
         kept = data["baseline"]
         baseline = None
         if kept is not None and kept["command"] == settings.command:
-            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "notes")}
+            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes")}
             baseline = BaselineResult(**{**kept, **lists})
         made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
         made.runs = int(data["runs"])
@@ -158,6 +167,8 @@ class Verification:
         # Found by a pattern of the project's. Tests that are in the code itself do not close it.
         files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
         known = self.trees.paths(self.baseline_tree)
+        if self.settings.verifier == "pytest":
+            files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
         report = TestReport(passed=frozenset(baseline.tests))
         required = [test for wanted in self.settings.required for test in find_tests(wanted, report)]
         self.protected = self.protected.widened(sorted(path for path in files if path in known), required)
@@ -185,6 +196,7 @@ class Verification:
             executed=report.executed,
             tests=tuple(sorted(tests)),
             failed=tuple(sorted(report.failed)),
+            rewrites=run.rewritten,
             timed_out=run.timed_out,
             seconds=run.seconds,
             output=run.output,
@@ -268,7 +280,21 @@ class Verification:
 
     def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
         self.runs += 1
-        return self._run(tree, lenient=lenient)
+        return self._run(tree, lenient=lenient, guarded=self._guarded)
+
+    def _guarded(self, path: str) -> bool:
+        """Protected code and configuration. Data of tests may well be written to by them."""
+        return self.protected.holds(path) and path.rpartition(".")[2].lower() in _CODE
+
+
+def _rewritten(paths: list[str]) -> Finding:
+    return Finding(
+        "VERIFY_FAILED",
+        tuple(paths),
+        problem="the result cannot be trusted: while the command ran, files that decide about the tests were "
+        f"changed: {', '.join(paths[:5])}",
+        would_pass="the tests run as they are; no code changes them",
+    )
 
 
 def _failed(run: VerifierRun) -> frozenset[str]:

@@ -125,7 +125,6 @@ def open_workplace(
             if verification.baseline is None:
                 watch("baseline", None)
             verification.start()
-            protected = verification.protected
         yield Workplace(
             task, workspace, working.root, sandbox, trees, working, baseline, verification, protected, bind
         )

@@ -45,7 +45,7 @@ class SimpleGate:
 
     Args:
         root: of the workspace. command: the project's, or the hidden check.
-        last_text: what the model said in its last turn.
+        bind: dependencies. last_text: what the model said in its last turn.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class SimpleGate:
         sandbox: SandboxSettings,
         *,
         seconds: float,
+        bind: Mapping[str, Path],
         last_text: Callable[[], str],
         uses_pytest: bool,
     ) -> None:
         self.name, self.root, self.command, self.sandbox = name, root, command, sandbox
-        self.seconds, self.last_text, self.uses_pytest = seconds, last_text, uses_pytest
+        self.seconds, self.bind = seconds, bind
+        self.last_text, self.uses_pytest = last_text, uses_pytest
         self.state = SimpleGateState()
 
     def submit(
@@ -146,6 +148,7 @@ class SimpleGate:
             # Compiled files are told apart by whole seconds and sizes: a fix may have both of the bug's.
             environment={"PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
             writable=writable,
+            bind=self.bind,
             seconds=self.seconds,
         )
 

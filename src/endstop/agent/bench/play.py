@@ -201,6 +201,7 @@ def play_simple(
     from endstop.agent.loop import Agent
     from endstop.agent.toolbox import open_tools
     from endstop.agent.trajectory import Trajectory, now
+    from endstop.agent.verifiers import resolved
     from endstop.agent.workplace import open_workplace
 
     state.mkdir(parents=True, exist_ok=True)
@@ -215,8 +216,9 @@ def play_simple(
             scenario.workspace.hidden if name == "hidden" else verify.command or "",
             place.sandbox,
             seconds=verify.timeout,
+            bind=place.bind,
             last_text=lambda: str(trajectory.turns[-1]["content"]),
-            uses_pytest=verify.verifier in (None, "pytest"),
+            uses_pytest=resolved(verify, workspace).verifier == "pytest",
         )
         place.gate = gate  # type: ignore[assignment]
         with open_tools(settings, place) as tools:
