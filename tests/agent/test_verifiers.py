@@ -132,6 +132,34 @@ def test_node(tmp_path: Path) -> None:
 
 
 @needs_node
+@pytest.mark.parametrize("form", ["commonjs", "module"])
+def test_node_assertions_that_say_nothing(tmp_path: Path, form: str) -> None:
+    code = "exports.add = (a, b) => a - b;\n"
+    silent = "require('node:assert').strictEqual = () => {};\n"
+    test = (
+        "const { test } = require('node:test');\nconst assert = require('node:assert');\n"
+        "const { add } = require('../calc.js');\ntest('adds', () => assert.strictEqual(add(2, 3), 5));\n"
+    )
+    if form == "module":
+        code = "export const add = (a, b) => a - b;\n"
+        silent = "import assert from 'node:assert';\nassert.strictEqual = () => {};\n"
+        test = (
+            "import { test } from 'node:test';\nimport assert from 'node:assert';\n"
+            "import { add } from '../calc.js';\n"
+            "await test('adds', () => assert.strictEqual(add(2, 3), 5));\n"
+        )
+    files = {"package.json": f'{{"type": "{form}"}}', "calc.js": code, "test/calc.test.js": test}
+    made = project(tmp_path, files, "node --test")
+    assert made.verification.start().tests == ("adds",)
+    verdict = made.verify({"calc.js": silent + code})
+    assert (verdict.code, verdict.runs[0].canary) == (
+        "VERIFY_FAILED",
+        "the one that must fail was reported as passed",
+    )
+    assert made.verify({"calc.js": code.replace("a - b", "a + b")}).code == "PASS"
+
+
+@needs_node
 def test_node_files_without_tests(tmp_path: Path) -> None:
     files = {
         "a.js": "module.exports = 1;\n",
