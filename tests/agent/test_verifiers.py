@@ -466,3 +466,23 @@ def test_what_is_set_is_kept(tmp_path: Path) -> None:
     assert resolved(settings, tmp_path) == settings
     assert resolved(VerifySettings(command="pytest", report="out.xml"), tmp_path).verifier == "command"
     assert resolved(VerifySettings(command="./check.sh"), tmp_path).verifier == "command"
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_report_is_neither_read_nor_removed_outside_of_the_export(tmp_path: Path, link: bool) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "export"
+    outside.mkdir()
+    root.mkdir()
+    kept = outside / "report.xml"
+    kept.write_text('<testsuite><testcase classname="a" name="b"/></testsuite>')
+    (root / "reports").symlink_to(outside) if link else (root / "reports").mkdir()
+    for name in ("reports/report.xml", "../outside/report.xml", str(kept)):
+        settings = VerifySettings.model_construct(command="true", verifier="command", report=name)
+        place = Place(root, "/workspace", tmp_path, tmp_path / "r.xml")
+        VERIFIERS["command"].prepare(settings, place, None, {})
+        assert kept.exists()
+        with pytest.raises(UnreadableReport, match="leads out" if link or ".." in name else "leads out|none"):
+            VERIFIERS["command"].read(Finished(0, b"", place, settings))
+    own = VerifySettings(command="pytest --junitxml=reports/report.xml")
+    with pytest.raises(UnreadableReport):
+        VERIFIERS["pytest"].read(Finished(0, b"", place, own))

@@ -270,8 +270,8 @@ def _sandbox(sandbox: Any) -> str:
     """The mode, and why it is a weaker one."""
     if not isinstance(sandbox, Mapping):
         return str(sandbox or "")
-    described: Sequence[str] = [str(sandbox[name]) for name in ("mode", "description") if sandbox.get(name)]
-    return ": ".join(described)
+    mode, description = (str(sandbox.get(name) or "") for name in ("mode", "description"))
+    return description if description.startswith(mode) else ": ".join(filter(None, (mode, description)))
 
 
 def _verify_command(data: Mapping[str, Any]) -> str:
