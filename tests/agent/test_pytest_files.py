@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from endstop.agent.pytest_files import files_pytest_obeys
+from endstop.agent.pytest_files import files_pytest_obeys, files_without_skips
 from endstop.agent.tree import Trees
 from tests.agent.projects import BUG, FIX, project
 
@@ -55,6 +55,30 @@ def test_named_files(command: str, more: dict[str, str], found: list[str], tmp_p
         (root / name).write_text(text)
     trees = Trees(tmp_path / "state", root)
     assert files_pytest_obeys(trees, trees.snapshot(), command) == found
+
+
+@pytest.mark.parametrize(
+    ("conftest", "text", "found"),
+    [
+        ("", "from calc import add\n\n\ndef test_add():\n    assert add(1, 1) == 2\n", True),
+        ("", "class AddTest(TestCase):\n    pass\n", True),
+        ("", "HELPER = 1\n", False),
+        ("", "@pytest.mark.skipif(WINDOWS)\ndef test_add():\n    pass\n", False),
+        ("", "x = pytest.importorskip('x')\ndef test_add():\n    pass\n", False),
+        ("def pytest_runtest_setup():\n    pytest.skip()\n", "def test_add():\n    pass\n", False),
+    ],
+)
+def test_files_that_cannot_skip(conftest: str, text: str, found: bool, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    (root / "tests").mkdir(parents=True)
+    (root / "tests/test_new.py").write_text(text)
+    (root / "tests/conftest.py").write_text(conftest)
+    trees = Trees(tmp_path / "state", root)
+    tree = trees.snapshot()
+    wanted = {"tests/test_new.py"} if found else set()
+    assert files_without_skips(trees, tree, ["tests/test_new.py"]) == wanted
+    assert files_without_skips(trees, tree, ["unittest.loader._FailedTest.test_new"]) == wanted
+    assert files_without_skips(trees, tree, []) == frozenset()
 
 
 REWRITES = (
