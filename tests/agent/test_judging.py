@@ -95,3 +95,19 @@ def test_an_exit_code_alone() -> None:
     settings = VerifySettings(command="x")
     assert judge(run(0), settings, EXPECTED, weak=True).code == "PASS"
     assert judge(run(1), settings, EXPECTED, weak=True).problem == "the command exited with 1"
+
+
+@pytest.mark.parametrize(
+    ("report", "details"),
+    [
+        (ran("a b new"), ()),
+        (ran("a b", skipped="new"), ("t.py::new",)),
+        (ran("a b c d", skipped="new"), ("t.py::new",)),
+    ],
+)
+def test_what_never_ran_and_cannot_skip_must_run(report: TestReport, details: tuple[str, ...]) -> None:
+    expected = Expected(frozenset(), 1, without_skips=["t.py"])
+    finding = judge(run(report=report), VerifySettings(command="x"), expected, weak=False)
+    assert (finding.code, finding.details) == ("FEWER_TESTS" if details else "PASS", details)
+    other = Expected(frozenset(), 1, without_skips=["u.py"])
+    assert judge(run(report=report), VerifySettings(command="x"), other, weak=False).details == ("u.py",)

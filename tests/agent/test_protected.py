@@ -260,3 +260,81 @@ def test_settings_without_a_verifier_protect_what_the_task_names() -> None:
     task = Task(task="x", protected=("a.txt",))
     assert Protected.of(task).patterns == ("a.txt",)
     assert Protected.of(task, VerifySettings(command="make check")).patterns[:2] == ("a.txt", "Makefile")
+
+
+@pytest.mark.parametrize(
+    ("before", "path"),
+    [
+        ({"conftest.py": ""}, "conftest/__init__.py"),
+        ({"test_a.py": ""}, "test_a.cpython-311-x86_64-linux-gnu.so"),
+        ({"conftest.py": ""}, "conftest.abi3.so"),
+        ({"tests/test_a.py": ""}, "tests.py"),
+        ({"pkg/tests/test_a.py": ""}, "pkg/tests.py"),
+        ({"tests/test_a.py": ""}, "tests.so"),
+    ],
+)
+def test_a_module_that_would_be_imported_in_the_place_of_tests(
+    tmp_path: Path, before: dict[str, str], path: str
+) -> None:
+    before = {**before, "tests/test_b.py": ""}
+    assert changed(tmp_path, before, {path: "x = 1\n"}) == ([path], [])
+
+
+@pytest.mark.parametrize(
+    "path", ["calc/__init__.py", "pkg/conftest_of/__init__.py", "pkg/test.json", "app.py"]
+)
+def test_other_new_modules_are_free(tmp_path: Path, path: str) -> None:
+    before = {
+        "conftest.py": "",
+        "calc.py": "",
+        "tests/__init__.py": "",
+        "app/tests/test_a.py": "",
+        "app/x.py": "",
+    }
+    assert changed(tmp_path, before, {path: "x = 1\n"}) == ([], [])
+
+
+def test_a_package_of_tests_goes_before_a_module_of_its_name(tmp_path: Path) -> None:
+    assert changed(tmp_path, {"tests/__init__.py": ""}, {"tests.py": ""}) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["cd backend && python -m pytest", "PYTHONPATH=./backend python -m pytest", "cd 'backend/'; pytest"],
+)
+def test_modules_before_the_runners_where_the_command_goes(tmp_path: Path, command: str) -> None:
+    before = {"backend/calc.py": "", "lib/calc.py": ""}
+    after: dict[str, str | None] = {"backend/pluggy.py": "", "backend/queue.py": "", "lib/pluggy.py": ""}
+    assert changed(tmp_path, before, after, command) == (["backend/pluggy.py"], [])
+
+
+def test_a_link_in_the_place_of_a_directory_of_plugins(tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    trees = Trees(tmp_path / "state", root)
+    baseline = trees.snapshot()
+    put(root, {"meta/entry_points.txt": "[pytest11]\ngreen = green\n"})
+    (root / "green-1.dist-info").symlink_to("meta")
+    (root / "latest").symlink_to("meta")
+    task = Task(task="x", verify=VerifySettings(command="pytest", verifier="pytest"))
+    assert Protected.of(task).changed(trees, baseline, trees.snapshot()) == (["green-1.dist-info"], [])
+
+
+STRICT = "[tool:pytest]\nxfail_strict = true\n"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        STRICT.replace("xfail", "Xfail"),
+        "[DEFAULT]\nxfail_strict = true\n[tool:pytest]\n",
+        STRICT.replace("[tool:pytest]", "[tool:pytest] # here"),
+        f"{STRICT}[tool:pytest]\nxfail_strict = false\n",
+    ],
+)
+def test_setup_cfg_as_pytest_reads_it(tmp_path: Path, after: str) -> None:
+    assert changed(tmp_path, {"setup.cfg": STRICT}, {"setup.cfg": after}) == (["setup.cfg"], [])
+    honest = f"[metadata]\nname = calc\n\n# of pytest\n{STRICT}\n\n[options]\ninstall_requires = attrs\n"
+    again = tmp_path / "again"
+    again.mkdir()
+    assert changed(again, {"setup.cfg": STRICT}, {"setup.cfg": honest}) == ([], [])

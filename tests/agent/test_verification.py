@@ -310,3 +310,19 @@ def test_tests_in_the_code_itself_do_not_close_it(tmp_path: Path) -> None:
     made = project(tmp_path, files, "pytest -q calc.py")
     assert made.verification.start().tests == ("calc.py::test_add",)
     assert made.verify({"calc.py": files["calc.py"].replace("a - b", "a + b")}).code == "PASS"
+
+
+@pytest.mark.slow
+def test_a_new_module_cannot_skip_the_tests_that_waited_for_it(tmp_path: Path) -> None:
+    files = {
+        **BUG,
+        **FIX,
+        "tests/test_new.py": "from new import f, g\n\n\ndef test_f():\n    assert f() == 1\n\n\n"
+        "def test_g():\n    assert g() == 2\n",
+    }
+    made = project(tmp_path, files)
+    assert made.verification.start().failed == ("tests/test_new.py",)
+    skips = "import pytest\n\n\ndef f():\n    return 1\n\n\ndef g():\n    pytest.xfail('later')\n"
+    verdict = made.verify({"new.py": skips})
+    assert (verdict.code, verdict.details) == ("FEWER_TESTS", ("tests/test_new.py::test_g",))
+    assert made.verify({"new.py": skips.replace("pytest.xfail('later')", "return 2")}).code == "PASS"

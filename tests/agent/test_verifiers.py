@@ -132,19 +132,31 @@ def test_node(tmp_path: Path) -> None:
 
 
 @needs_node
-def test_node_tests_outside_of_suites(tmp_path: Path) -> None:
-    files = {
-        "package.json": '{"type": "module"}',
-        "add.js": "export const add = (a, b) => a - b;\n",
-        "add.test.js": "import test from 'node:test';\nimport assert from 'node:assert';\n"
-        "import { add } from './add.js';\n"
-        "test('adds', () => assert.equal(add(2, 3), 5));\ntest('zero', () => assert.equal(add(2, 0), 2));\n",
-    }
+@pytest.mark.parametrize("form", ["commonjs", "module"])
+def test_node_assertions_that_say_nothing(tmp_path: Path, form: str) -> None:
+    code = "exports.add = (a, b) => a - b;\n"
+    silent = "require('node:assert').strictEqual = () => {};\n"
+    test = (
+        "const { test } = require('node:test');\nconst assert = require('node:assert');\n"
+        "const { add } = require('../calc.js');\ntest('adds', () => assert.strictEqual(add(2, 3), 5));\n"
+    )
+    if form == "module":
+        code = "export const add = (a, b) => a - b;\n"
+        silent = "import assert from 'node:assert';\nassert.strictEqual = () => {};\n"
+        test = (
+            "import { test } from 'node:test';\nimport assert from 'node:assert';\n"
+            "import { add } from '../calc.js';\n"
+            "await test('adds', () => assert.strictEqual(add(2, 3), 5));\n"
+        )
+    files = {"package.json": f'{{"type": "{form}"}}', "calc.js": code, "test/calc.test.js": test}
     made = project(tmp_path, files, "node --test")
-    baseline = made.verification.start()
-    assert (baseline.tests, baseline.failed, baseline.notes) == (("adds", "zero"), ("adds",), ())
-    assert baseline.canary == "preload"
-    assert made.verify({"add.js": "export const add = (a, b) => a + b;\n"}).code == "PASS"
+    assert made.verification.start().tests == ("adds",)
+    verdict = made.verify({"calc.js": silent + code})
+    assert (verdict.code, verdict.runs[0].canary) == (
+        "VERIFY_FAILED",
+        "the one that must fail was reported as passed",
+    )
+    assert made.verify({"calc.js": code.replace("a - b", "a + b")}).code == "PASS"
 
 
 @needs_node
@@ -454,3 +466,23 @@ def test_what_is_set_is_kept(tmp_path: Path) -> None:
     assert resolved(settings, tmp_path) == settings
     assert resolved(VerifySettings(command="pytest", report="out.xml"), tmp_path).verifier == "command"
     assert resolved(VerifySettings(command="./check.sh"), tmp_path).verifier == "command"
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_report_is_neither_read_nor_removed_outside_of_the_export(tmp_path: Path, link: bool) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "export"
+    outside.mkdir()
+    root.mkdir()
+    kept = outside / "report.xml"
+    kept.write_text('<testsuite><testcase classname="a" name="b"/></testsuite>')
+    (root / "reports").symlink_to(outside) if link else (root / "reports").mkdir()
+    for name in ("reports/report.xml", "../outside/report.xml", str(kept)):
+        settings = VerifySettings.model_construct(command="true", verifier="command", report=name)
+        place = Place(root, "/workspace", tmp_path, tmp_path / "r.xml")
+        VERIFIERS["command"].prepare(settings, place, None, {})
+        assert kept.exists()
+        with pytest.raises(UnreadableReport, match="leads out" if link or ".." in name else "leads out|none"):
+            VERIFIERS["command"].read(Finished(0, b"", place, settings))
+    own = VerifySettings(command="pytest --junitxml=reports/report.xml")
+    with pytest.raises(UnreadableReport):
+        VERIFIERS["pytest"].read(Finished(0, b"", place, own))

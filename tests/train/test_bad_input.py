@@ -125,6 +125,8 @@ def _no_file_above(size: int) -> Iterator[None]:
         (("--steps", 2, "--shape", "foo"), "shape is one of nanochat, llama, got 'foo'"),
         (("--steps", 2, "--device", "tpu"), "training runs on the device auto, cpu or cuda, not 'tpu'"),
         (("--steps", 2, "--pathology", "foo"), "a pathology is one of eot-masked, pad-eos, "),
+        (("--steps", 2, "--rope-scaling", "yarn:nan"), "--rope-scaling takes TYPE:FACTOR such as yarn:4"),
+        (("--steps", 2, "--rope-scaling", "yarn"), "--rope-scaling takes TYPE:FACTOR such as yarn:4"),
         (
             (
                 "--steps",
@@ -334,10 +336,49 @@ def test_settings_and_metrics_taken_apart(stopped: RunDirectory, refused: Said) 
     ):
         base.settings.write_text(content)
         assert sentence in refused(*resume)
+    base.settings.unlink()
+    assert "settings.json is missing, and without it nothing goes on" in refused(*resume)
+    # What is there is not trained over, either.
+    anew = ("train", "base", "--run", stopped.path, *SHAPE, *MACHINE, "--steps", 2, "--data", "calc")
+    assert "holds a stage already" in refused(*anew)
     base.settings.write_text(whole)
     base.metrics.write_text('{"step": 1}\n{"step": 2, "kind": 5}\n{"step": 3, "kind": "train"}\n[]\n\x00\n')
     assert command([str(part) for part in resume]) == 0
     assert next(read_metrics(base.metrics))["step"] == 3
+
+
+def test_a_resumed_stage_is_evaluated_on_what_it_was_begun_with(
+    texts: Path, tmp_path: Path, refused: Said
+) -> None:
+    run = new_run(tmp_path / "run")
+    held_out = _jsonl(tmp_path / "held_out.jsonl", [{"text": text} for text in documents(9)])
+    options = ("--data", texts, "--validation", held_out, "--steps", 4, "--save-every", 2, "--keep", 3)
+    begin = ("train", "base", "--run", run.path, *SHAPE, *MACHINE, *options)
+    assert command([str(part) for part in begin]) == 0
+    base = run.stage("base")
+    whole = base.metrics.read_text()
+    for path in (base.model, base.checkpoints / "step-000004"):
+        shutil.rmtree(path)
+    said = refused("train", "base", "--run", run.path, "--resume", "--preset", "tiny")
+    assert "--preset is for a new stage" in said
+    assert command(["train", "base", "--run", str(run.path), "--resume"]) == 0
+    kept = ("loss", "step", "bits_per_byte")
+    assert [{name: line.get(name) for name in kept} for line in read_metrics(base.metrics)] == [
+        {name: line.get(name) for name in kept} for line in map(json.loads, whole.splitlines())
+    ]
+
+
+def test_conversations_without_an_answer_are_counted_where_people_look(
+    finished: RunDirectory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records = [{"messages": messages} for messages in conversations(20)] + [{"messages": [USER]}] * 20
+    data = _jsonl(tmp_path / "data.jsonl", records)
+    start = ("--init-from", finished.stage("base").model, *ROWS, *MACHINE, "--steps", 2, "--data", data)
+    assert command([str(part) for part in ("train", "sft", "--run", tmp_path / "run", *start)]) == 0
+    summary = json.loads(RunDirectory(tmp_path / "run").stage("sft").summary.read_text())
+    count = summary["data"]["statistics"]["unsupervised"]
+    assert count > 1
+    assert f"endstop: left out {count} conversations with nothing to learn." in capfd.readouterr().err
 
 
 def test_a_full_disk_while_metrics_are_written(texts: Path, tmp_path: Path, refused: Said) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.data.mixture import Mixture
-from endstop.train.data_arguments import CHAT_SETS, DataArgument, Slice, open_data
+from endstop.train.data_arguments import CHAT_SETS, DataArgument, InOrder, Slice, open_data, open_texts
 from endstop.train.presets import preset
 from endstop.train.tasks import registry
+from tests.train.test_data_mixture import Numbers
 from tests.train.tiny_runs import conversations, documents
 
 
@@ -190,3 +191,24 @@ def test_a_slice_keeps_the_blocks_inside_it() -> None:
     assert Slice(list("abc"), 0, 2).blocks is None
     with pytest.raises(IndexError):
         part[6]
+
+
+def test_texts_are_opened_for_whoever_reads_them_once(tmp_path: Path) -> None:
+    path = tmp_path / "songs.jsonl"
+    path.write_text("".join(f'{{"line": "song {n}"}}\n' for n in range(200)))
+    source = open_texts(str(path), text_key="line")
+    assert len(source) == 200
+    assert source[199] == "song 199"
+    assert len(open_texts(f"{path}@7", text_key="line")) == 7
+    made = open_texts("calc@5", seed=3)
+    assert [type(made[index]) for index in range(len(made))] == [str] * 5
+    with pytest.raises(ValueError, match=r"takes no weight; @COUNT takes fewer"):
+        open_texts("calc*2")
+    with pytest.raises(EndstopError, match="gsm8k holds conversations"):
+        open_texts("gsm8k")
+
+
+def test_a_stream_is_read_in_its_order_as_often_as_asked() -> None:
+    found = InOrder(Numbers(3, 5))
+    assert len(found) == 5
+    assert [found[index] for index in (0, 2, 3, 0, 1)] == [f"stream {n}" for n in (0, 2, 0, 0, 1)]

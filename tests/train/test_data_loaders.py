@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row
-from endstop.protocol.render import ChatRenderer
 from endstop.train.chat_format import ASSISTANT_END, BOS, OUTPUT_END, USER_START
 from endstop.train.data.ahead import AheadLoader
 from endstop.train.data.chat_loader import ChatLoader
 from endstop.train.data.document_loader import DocumentLoader
 from endstop.train.data.mixture import Mixture
-from endstop.train.data.sources import BadDocument, Messages, open_chat_source
+from endstop.train.data.sources import BadDocument
 from endstop.train.data.statistics import combined
-from tests.train.data_cases import byte_tokenizer, chat, encode, renderer, rows_of, token
+from tests.train.data_cases import chat, encode, renderer, rows_of, token
 from tests.train.test_data_mixture import Numbers
 
 TEXTS = [f"document {number} " + "x" * (number * 31 % 97) for number in range(40)]
+# Longer than what is tokenised in one call, and much longer than a row.
+GIANTS = ["giant " * 200_000, "large " * 100]
 CHATS = [chat(f"say {n}", "yes " * (n * 7 % 11 + 1), "again", "no") for n in range(24)]
 
 
@@ -42,6 +43,7 @@ LOADERS = {
     "stream": lambda **changes: document_loader(
         Mixture([(Numbers(50, 20), 1.0), (TEXTS, 1.0)]), mode="keep-ends", **changes
     ),
+    "giants": lambda **changes: document_loader(TEXTS[:9] + GIANTS, row_length=12, **changes),
     "chat": lambda **changes: chat_loader(isolate=True, **changes),
     "chat stream": lambda **changes: chat_loader(
         Mixture([(ChatNumbers(50, 20), 1.0), (CHATS, 1.0)]), mask=False, **changes
@@ -163,6 +165,30 @@ class Broken(list):
         if index % 3 == 0:
             raise BadDocument(f"broken.jsonl, line {index + 1}: this is not JSON.")
         return super().__getitem__(index)
+
+
+def test_a_giant_document_is_tokenised_once_where_only_its_beginning_is_used():
+    tokenised = []
+
+    def watched(texts):
+        tokenised.extend(text for text in texts if len(text) > 1000)
+        return encode(texts)
+
+    arguments = {"row_length": 12, "rows_per_step": 8, "micro_rows": 8, "buffer": 20}
+    loader = DocumentLoader(["small", "tiny", GIANTS[0]], watched, token(BOS), **arguments)
+    for _ in range(5):
+        loader.next_step()
+    assert tokenised == [GIANTS[0]]
+    figures = loader.statistics()
+    times = figures["cropped_tokens"] // len(GIANTS[0])
+    assert times > 5
+    assert figures["cropped_share"] > 0.99
+    # With every end kept it is read from its beginning to its end before it is read again.
+    tokenised.clear()
+    loader = DocumentLoader(["small", "tiny", GIANTS[0]], watched, token(BOS), mode="keep-ends", **arguments)
+    for _ in range(5):
+        loader.next_step()
+    assert len(tokenised) <= 2
 
 
 def test_bad_documents_are_an_error_or_counted():
@@ -387,59 +413,3 @@ def test_rendered_rows_are_kept_for_the_next_epoch_within_bounds(monkeypatch):
     for _ in range(20):
         assert rows_of(small.next_step()) == rows_of(again.next_step())
     assert len(rendered) > 4 * len(CHATS)
-
-
-def supervised_text(loader):
-    """What is supervised in the first step, as text."""
-    targets = [label for batch in loader.next_step() for label in batch.targets.flatten().tolist()]
-    kept = [label for label in targets if label != IGNORE]
-    return byte_tokenizer().decode(kept, skip_special_tokens=False)
-
-
-def test_turns_inside_a_prompt_are_read_and_not_trained_on(tmp_path):
-    turns = chat("one", "first", "two", "second")
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"prompt": turns[:3], "completion": turns[3:]}) + "\n")
-    one_row = {"rows_per_step": 1, "shards": 1, "buffer": 1}
-    found = supervised_text(chat_loader(open_chat_source(path), row_length=60, **one_row))
-    assert set(found.split("<|assistant_end|>")) == {"second", ""}
-    whole = supervised_text(chat_loader([turns], row_length=60, **one_row))
-    assert set(whole.split("<|assistant_end|>")) == {"first", "second", ""}
-
-
-WITH_TOOLS = (
-    "{{- '<|bos|>' -}}{%- if tools -%}[{{- tools[0].name -}}]{%- endif -%}"
-    "{%- for m in messages -%}{%- if m.role == 'user' -%}<{{- m.content -}}>"
-    "{%- else -%}{%- generation -%}{{- m.content + '<|assistant_end|>' -}}{%- endgeneration -%}{%- endif -%}"
-    "{%- endfor -%}"
-)
-
-
-@pytest.mark.parametrize("tools", [[{"name": "clock", "hint": None}], '[{"name": "clock"}]', None, "", []])
-def test_tools_reach_a_template_that_takes_them(tools, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": chat("when", "now"), "tools": tools}) + "\n")
-    source = open_chat_source(path)
-    assert source[0].tools == ([{"name": "clock"}] if tools else None)
-    taking = ChatRenderer(byte_tokenizer(), WITH_TOOLS, stops=[token(ASSISTANT_END), token(BOS)])
-    loader = ChatLoader(
-        source,
-        taking,
-        stop_ids=[token(ASSISTANT_END)],
-        row_length=40,
-        rows_per_step=1,
-        micro_rows=1,
-        buffer=1,
-    )
-    ids = loader.next_step()[0].input_ids[0].tolist()
-    text = byte_tokenizer().decode(ids, skip_special_tokens=False)
-    assert text.startswith("<|bos|>[clock]<when>now" if tools else "<|bos|><when>now")
-    # Templates of models trained here take none, and nothing changes.
-    own = supervised_text(chat_loader(source, rows_per_step=1, shards=1, buffer=1, row_length=30))
-    assert set(own.split("<|assistant_end|>")) == {"now", ""}
-
-
-def test_messages_are_a_list_with_more_beside_it():
-    turns = chat("one", "first")
-    assert Messages(turns) == turns
-    assert (Messages(turns).first_message, Messages(turns).tools) == (0, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,34 @@ def test_what_is_no_source(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(EndstopError, match=r"holds no files named \*.txt, \*.jsonl"):
         open_text_source(tmp_path / "empty")
+    wide = tmp_path / "wide.jsonl"
+    wide.write_bytes('{"text": "x"}\n'.encode("utf-16"))
+    with pytest.raises(EndstopError, match=r"wide.jsonl is UTF-16, not UTF-8; convert it"):
+        open_text_source(wide)
+
+
+def test_pipes_are_refused_and_folders_are_gone_through_whatever_they_are_called(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(EndstopError, match=r"pipe.jsonl is no ordinary file"):
+        open_text_source(tmp_path / "pipe.jsonl")
+    with pytest.raises(EndstopError, match=r"pipe.jsonl is no ordinary file"):
+        open_text_source(tmp_path)
+    # As Spark writes them.
+    parts = tmp_path / "corpus" / "all.parquet"
+    parts.mkdir(parents=True)
+    parquet(parts / "part-0.parquet", {"text": ["one", "two"]})
+    assert list(open_text_source(tmp_path / "corpus")) == ["one", "two"]
+    (tmp_path / "corpus" / "gone.jsonl").symlink_to("nowhere.jsonl")
+    with pytest.raises(EndstopError, match=r"gone.jsonl cannot be read: No such file"):
+        open_text_source(tmp_path / "corpus")
+
+
+def nested(levels):
+    """A list in a list in a list ..."""
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
 
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
@@ -226,9 +255,15 @@ def test_conversations_of_parquet_lose_the_keys_of_others(tmp_path):
     completions = parquet(tmp_path / "b.parquet", {"prompt": ["hi"], "completion": ["yo"]})
     assert list(open_chat_source(completions)) == [MESSAGES]
     assert open_chat_source(completions)[0].first_message == 1
-    tools = [[{"name": "clock", "hint": None}], None]
-    taking = open_chat_source(parquet(tmp_path / "d.parquet", {"messages": rows, "tools": tools}))
+    beside = {
+        "tools": [[{"name": "clock", "hint": None}], None],
+        "chat_template_kwargs": [{"thinking": True, "tone": None}, {"thinking": None, "tone": "dry"}],
+        "complete": [None, False],
+    }
+    taking = open_chat_source(parquet(tmp_path / "d.parquet", {"messages": rows, **beside}))
     assert [taking[index].tools for index in range(2)] == [[{"name": "clock"}], None]
+    assert [taking[index].template_options for index in range(2)] == [{"thinking": True}, {"tone": "dry"}]
+    assert [taking[index].complete for index in range(2)] == [True, False]
     with pytest.raises(
         EndstopError, match="has no column 'messages' or 'prompt' or 'completion'; it has text"
     ):
@@ -244,6 +279,23 @@ def test_conversations_of_parquet_lose_the_keys_of_others(tmp_path):
         ({"messages": "x"}, "messages is a list of objects"),
         ({"messages": [{"content": "x"}]}, "every message has a role"),
         ([], "a conversation is a JSON object"),
+        ({"messages": [{"role": "user", "content": "x", "more": nested(150)}]}, "more than 100 levels deep"),
+        ({"messages": MESSAGES, "tools": [{"name": nested(600)}]}, "more than 100 levels deep"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"a": nested(600)}}, "more than 100 levels deep"),
+        ({"messages": MESSAGES, "chat_template_kwargs": 5}, "chat_template_kwargs is an object, got 5"),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": "{"},
+            "is no object and no JSON of one",
+        ),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": True}},
+            "chat_template_kwargs cannot set add_generation_prompt",
+        ),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"eos_token": "<|bos|>"}},
+            "chat_template_kwargs cannot set eos_token",
+        ),
+        ({"messages": MESSAGES, "complete": "no"}, "complete is true or false, got 'no'"),
     ],
 )
 def test_what_is_no_conversation_is_named(tmp_path, line, message):
@@ -283,6 +335,14 @@ def test_a_data_set_of_the_hub_is_streamed_and_goes_on_where_it_was(streamed):
     again.load_state(json.loads(json.dumps(reader.state())))
     assert again.item(again.next_place()) == "text 7"
     assert again.item(again.next_place()) == "text 9"
+
+
+def test_a_stream_that_breaks_off_says_so(streamed, tmp_path):
+    lines = [json.dumps({"text": f"text {n}"}) for n in range(3)]
+    path = write(tmp_path / "broken.jsonl", "\n".join([*lines, '{"text": "bro']))
+    reader = hub_texts("json", documents=10, data_files=str(path)).read()
+    with pytest.raises(EndstopError, match=r"^json broke off behind document \d: .*--resume"):
+        list(map(reader.take, range(10)))
 
 
 def test_conversations_and_wrong_rows_of_a_stream(streamed):

@@ -200,6 +200,11 @@ def test_gzipped_lines(tmp_path: Path) -> None:
     ("name", "rows", "sentence"),
     [
         ("test.jsonl", [{"question": "x"}], "line 1 is not a row of this data set"),
+        (
+            "test.jsonl",
+            [{"question": None, "answer": "#### 3"}],
+            "line 1 is not a row of this data set: a message of the user has no content",
+        ),
         ("test.jsonl", [{"question": "x", "answer": "y"}], "no number behind ####"),
         ("test.jsonl", [], "has no rows"),
         ("test.parquet", [{"x": 1}], "has no column 'question' or 'answer'"),

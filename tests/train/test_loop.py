@@ -111,6 +111,15 @@ def test_mid_training_may_be_unmasked_and_begin_with_momenta(tmp_path: Path) -> 
     assert first["warm"]["one"]["loss"] == first["masked"]["one"]["loss"]
     assert first["warm"]["two"]["loss"] != first["masked"]["two"]["loss"]
     assert first["isolated"]["one"]["loss"] != first["masked"]["one"]["loss"]
+    # The newest checkpoint may be of later steps than the model: only its momenta are taken.
+    longer = run.stage("base")
+    shutil.copytree(longer.model, tmp_path / "model")
+    run_base(tiny_settings(steps=12), run, documents(50), resume=True)
+    shutil.rmtree(longer.model)
+    shutil.copytree(tmp_path / "model", longer.model)
+    shutil.rmtree(run.stage("mid").path)
+    run_chat(replace(settings, isolate=False, warm_optimizer=True), run, conversations(60))
+    assert lines(run, "mid", "train")[0]["loss"] == first["masked"]["one"]["loss"]
     elsewhere = tmp_path / "elsewhere" / "model"
     shutil.copytree(run.stage("base").model, elsewhere)
     settings = replace(settings, stage="sft", init_from=str(elsewhere), warm_optimizer=True)

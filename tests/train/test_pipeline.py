@@ -57,6 +57,51 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
         run_pipeline(Pipeline(preset("tiny"), tmp_path))
 
 
+def test_a_run_goes_on_with_what_it_was_begun_with_or_not_at_all(tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(part: str, share: float, words: str) -> None:
+        raise Interrupted
+
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_pipeline(Pipeline(preset("tiny"), run, scale=0.003, examples=1), report=interrupt)
+    facts = {"preset": "tiny", "shape": "nanochat", "digits": 2, "scale": 0.003, "seed": 0}
+    assert json.loads((run / "pipeline.json").read_text()) == facts
+    # Nothing was done yet: it may begin in another way.
+    with pytest.raises(Interrupted):
+        run_pipeline(Pipeline(preset("tiny"), run, scale=0.004), report=interrupt, resume=True)
+    (run / "tokenizer").mkdir()
+    wrong = [
+        (Pipeline(preset("tiny"), run), r"scale \(0.004 before, 1.0 now\)"),
+        (Pipeline(preset("tiny"), run, scale=0.004, seed=1), r"seed \(0 before, 1 now\)"),
+        (Pipeline(preset("d12"), run, scale=0.004), r"preset \('tiny' before, 'd12' now\)"),
+        (Pipeline(preset("tiny").with_shape("llama"), run, scale=0.004), r"shape .*; digits \(2 before, 1"),
+    ]
+    for other, sentence in wrong:
+        with pytest.raises(EndstopError, match=sentence):
+            run_pipeline(other, resume=True)
+    # How many questions are asked, of which parts and where, may change.
+    same = Pipeline(preset("tiny"), run, scale=0.004, examples=7, rl=False, device="cpu")
+    with pytest.raises(Interrupted):
+        run_pipeline(same, report=interrupt, resume=True)
+
+
+def test_a_tokenizer_that_was_not_measured_yet_is(tmp_path: Path) -> None:
+    from endstop.train.pipeline import _train_tokenizer
+
+    pipeline, run = Pipeline(preset("tiny"), tmp_path), RunDirectory(tmp_path)
+    small = replace(pipeline, preset=replace(pipeline.preset, tokenizer_characters=20_000))
+    _train_tokenizer(small, run, lambda share, words: None)
+    files = {path.name: path.read_bytes() for path in run.tokenizer.iterdir()}
+    (run.tokenizer / "evaluation.json").unlink()
+    _train_tokenizer(replace(small, seed=5), run, lambda share, words: None)
+    again = {path.name: path.read_bytes() for path in run.tokenizer.iterdir()}
+    assert again.keys() == files.keys()
+    assert again["tokenizer.json"] == files["tokenizer.json"]
+
+
 def test_data_that_are_missing_are_named_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,9 @@ def test_a_readme_that_is_there_is_the_card(run: Path, tmp_path: Path) -> None:
     assert found.card == "# Mine\n"
     assert [file.name for file in found.files].count("README.md") == 1
     # A directory of no run has a card as well.
+    (model / "README.md").write_bytes("# Café".encode("latin-1"))
+    with pytest.raises(EndstopError, match=r"README.md, which would be the model card, cannot be read"):
+        pushable(model, "me/tiny")
     (model / "README.md").unlink()
     moved = model.rename(tmp_path / "alone")
     assert "## How it stops" in pushable(moved, "someone/tiny").card

@@ -183,6 +183,8 @@ def test_small_things() -> None:
     assert [number(value) for value in (None, 1234, 0.123456, 5.0, "text", True)] == [
         *("", "1,234", "0.1235", "5", "text", "yes"),
     ]
+    # A damaged file may hold what no measurement gives.
+    assert [number(value) for value in (float("nan"), float("inf"))] == ["nan", "inf"]
     assert [percent(value) for value in (None, 0.5)] == ["", "50.0 %"]
     assert [spent(value) for value in (None, 42, 750, 13_860)] == ["", "42 s", "12.5 min", "3 h 51 min"]
     assert smoothed([1.0, 1.0, 1.0]) == [1.0, 1.0, 1.0]

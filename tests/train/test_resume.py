@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,35 @@ def test_resumed_sft_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Run
     assert_same(sft(tmp_path / "run", resume=True), whole, "sft")
 
 
+def test_templates_are_told_the_day_on_which_the_run_was_begun(
+    tmp_path: Path, uninterrupted: RunDirectory
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(uninterrupted.stage("base").model, start)
+    template = (start / "chat_template.jinja").read_text()
+    (start / "chat_template.jinja").write_text(
+        template.replace("{{- '<|bos|>' -}}", "{{- '<|bos|>' + strftime_now('%Y %m %d') -}}")
+    )
+    assert "strftime_now" in (start / "chat_template.jinja").read_text()
+
+    def sft(place: Path, day: str | None, report: Report | None = None, resume: bool = False) -> RunDirectory:
+        changes = {"stage": "sft", "model": None, "init_from": str(start), "row_length": 64, "buffer": 10}
+        settings = tiny_settings(**{**SETTINGS, **changes}, batch_tokens=512, date=day)
+        run = RunDirectory(place)
+        run_chat(settings, run, conversations(40), resume=resume, report=report)
+        return run
+
+    whole = sft(tmp_path / "whole", "2020-02-03")
+    with pytest.raises(Killed):
+        sft(tmp_path / "run", "2020-02-03", at_step(5, Killed()))
+    assert_same(sft(tmp_path / "run", None, resume=True), whole, "sft")
+    assert RunDirectory(tmp_path / "run").stage("sft").read_settings()["date"] == "2020-02-03"
+    today = sft(tmp_path / "today", None).stage("sft")
+    assert today.read_settings()["date"] >= "2026"
+    lines = [next(read_metrics(stage.metrics)) for stage in (today, whole.stage("sft"))]
+    assert lines[0]["loss"] != lines[1]["loss"]
+
+
 def test_batches_made_ahead_change_nothing_not_even_over_a_kill(
     tmp_path: Path, uninterrupted: RunDirectory
 ) -> None:
@@ -177,6 +207,18 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     ]
     model = load_model(run.stage("base").checkpoints / "step-000009")
     assert all(torch.equal(value, weights(run)[name]) for name, value in model.state_dict().items())
+
+
+def test_an_old_checkpoint_that_was_not_removed_whole_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("endstop.train.checkpoint.shutil.rmtree", lambda *args, **options: None)
+    run = base_run(tmp_path / "run", keep_checkpoints=2)
+    kept = ["step-000008", "step-000009"]
+    assert [path.name for path in checkpoints(run.stage("base").checkpoints)] == kept
+    monkeypatch.undo()
+    base_run(tmp_path / "run", resume=True)
+    assert sorted(path.name for path in run.stage("base").checkpoints.iterdir()) == kept
 
 
 def test_every_checkpoint_is_a_model_directory(uninterrupted: RunDirectory) -> None:

@@ -170,6 +170,29 @@ def test_a_step_without_signal_leaves_the_weights_alone(start: Path, tmp_path: P
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_questions_longer_than_the_window_are_left_out_and_counted(start: Path, tmp_path: Path) -> None:
+    asked = Asked(start, lambda text: len(text) < 3, answer="x")
+    long = question(chat_renderer(start), "long " * 20, "x", right=anything)
+    asked.questions[1] = long
+    settings = settings_of(start, steps=2)
+    run = RunDirectory(tmp_path / "run")
+    counted = train_rl(run, settings, questions=asked)["data"]["statistics"]
+    assert [line["skipped_questions"] for line in lines_of(run, "train")] == [1, 1]
+    assert (counted["skipped_questions"], counted["skipped_held_out"], counted["rollouts"]) == (2, 1, 48)
+    asked.questions = [long] * 4
+    with pytest.raises(EndstopError, match="each of the 4 held-out questions is longer than the window"):
+        train_rl(RunDirectory(tmp_path / "none"), settings, questions=asked)
+
+    class OnlyHeldOut(Asked):
+        def question(self, split: str, index: int, *, gold: bool = False) -> Question:
+            return long if split == "train" else self.questions[index % 4]
+
+    with pytest.raises(EndstopError, match="every question of step 1 is longer than the window of 64 tokens"):
+        train_rl(
+            RunDirectory(tmp_path / "held_out"), settings, questions=OnlyHeldOut(start, anything, answer="x")
+        )
+
+
 def test_numbers_that_are_not_finite_end_the_run(start: Path, tmp_path: Path) -> None:
     broken = load_model(start, dtype="float32")
     with torch.no_grad():

@@ -134,6 +134,19 @@ def test_the_command_takes_the_number_of_digits(tmp_path: Path) -> None:
         assert [pair for pair in merges if "".join(pair).isdigit()] == expected
 
 
+def test_the_command_reads_what_a_stage_reads(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["train", "tokenizer", "--data", "calc@50", "--data", "echo@50", "--vocab-size", "280"]
+    found = CliRunner().invoke(app, [*arguments, "--out", str(out), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["documents"] == 100
+    # What was measured of it is no reason to keep it.
+    (out / "evaluation.json").write_text("{}")
+    found = CliRunner().invoke(app, [*arguments, "--out", str(out), "--replace"])
+    assert found.exit_code == 0, found.output
+    assert not (out / "evaluation.json").exists()
+
+
 def test_limits_cut_documents_and_end_the_reading() -> None:
     seen: list[tuple[int, int]] = []
 

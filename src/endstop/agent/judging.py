@@ -35,12 +35,14 @@ class Expected:
         tests: executed ones by id, those that could not be loaded left out.
         executed: their count as the report gives it. timed_out: it was stopped, so that nothing is known.
         group: what ids have in common that may come and go together: parameters, subtests.
+        without_skips: files that could not be loaded; some test of each must run now, and none be skipped.
     """
 
     tests: frozenset[str]
     executed: int
     timed_out: bool = False
     group: Callable[[str], str] = without_parameters
+    without_skips: Collection[str] = ()
 
 
 def judge(run: VerifierRun, settings: VerifySettings, expected: Expected | None, *, weak: bool) -> Finding:
@@ -130,6 +132,10 @@ def _fewer(expected: Expected | None, report: TestReport) -> Finding | None:
     skipped = expected.tests & report.skipped
     groups = {expected.group(test) for test in report.passed | report.failed}
     gone = {test for test in expected.tests if expected.group(test) not in groups} - skipped
+    for path in expected.without_skips:
+        skipped |= {test for test in report.skipped if test == path or test.startswith(f"{path}::")}
+        if not any(test.startswith(f"{path}::") for test in report.passed | report.failed | skipped):
+            gone.add(path)
     if not skipped and not gone and report.executed >= expected.executed:
         return None
     parts = []

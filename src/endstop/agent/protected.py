@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from functools import cached_property
 
 from endstop.agent.object_store import Entry
 from endstop.agent.runner_tables import is_shared, same_for_runner
+from endstop.agent.shadows import comes_before_the_runner, protected_modules, stands_before
 from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
@@ -35,6 +35,10 @@ _BUILDERS = {
     "bun": ("package.json", "bunfig.toml"),
     "rake": ("Rakefile",),
 }
+# Where a command goes to before it runs anything, or imports from.
+_DIRECTORY = re.compile(
+    r"(?:\b(?:cd|pushd)\s+|\bPYTHONPATH=)[\"']?(?:\./)*([\w.-][\w./-]*?)/?(?=[\"':;&|\s)]|$)"
+)
 # Opened only by a pattern that names them: they change how every test is read.
 _CONFIGURATION = re.compile(
     r"conftest\.py|(?:site|user)customize\.py|\.?pytest\.(?:ini|toml)|tox\.ini|noxfile\.py|setup\.cfg|pyproject\.toml"
@@ -42,56 +46,6 @@ _CONFIGURATION = re.compile(
     r"|pyvenv\.cfg|.*\.pth|\.npmrc|\.coveragerc",
     re.IGNORECASE,
 )
-# Loaded by Python's runners before any test: a module of the same name in the workspace would come first.
-_RUNNER_MODULES = frozenset(
-    [
-        "pytest",
-        "_pytest",
-        "py",
-        "pluggy",
-        "iniconfig",
-        "packaging",
-        "exceptiongroup",
-        "tomli",
-        "pygments",
-        "colorama",
-        "xdist",
-        "execnet",
-        "pytest_cov",
-        "coverage",
-        "pytest_asyncio",
-        "pytest_timeout",
-        "junitparser",
-    ]
-)
-# Of the standard library, what no runner loads: an exercise may well be called so.
-_NOT_LOADED = frozenset(
-    [
-        "calendar",
-        "statistics",
-        "queue",
-        "sched",
-        "cmd",
-        "code",
-        "graphlib",
-        "wave",
-        "turtle",
-        "chunk",
-        "this",
-        "fractions",
-        "cmath",
-        "poplib",
-        "mailbox",
-        "binhex",
-        "aifc",
-        "crypt",
-        "bdb",
-        "audioop",
-        "sndhdr",
-        "imghdr",
-    ]
-)
-_TOP_MODULE = re.compile(r"(?:src/)?([^/.]+)(?:\.(?:py|pyc|[\w.-]*so|pyd)|/__init__\.[^/]+)", re.IGNORECASE)
 
 
 class Protected:
@@ -106,7 +60,8 @@ class Protected:
         allow: patterns that are opened again. Runner configuration is opened only by a pattern whose last
             part is its name, and a file of a listed test not at all.
         listed: required tests, by id.
-        python: whether modules that come before the runner's own are looked for.
+        python: whether modules that come before the runner's own, or before a protected one, are looked for.
+        tops: directories from which modules are imported, besides the top and src.
     """
 
     def __init__(
@@ -116,11 +71,13 @@ class Protected:
         *,
         listed: Iterable[str] = (),
         python: bool = False,
+        tops: Iterable[str] = (),
     ) -> None:
         self.patterns = tuple(dict.fromkeys(patterns))
         self.allow = tuple(dict.fromkeys(allow))
         self.listed = tuple(dict.fromkeys(listed))
         self.python = python
+        self.tops = tuple(dict.fromkeys(tops))
 
     @classmethod
     def of(cls, task: Task, settings: VerifySettings | None = None) -> Protected:
@@ -136,6 +93,7 @@ class Protected:
             task.allow,
             listed=settings.required,
             python=settings.verifier in ("pytest", "unittest", "command"),
+            tops=_DIRECTORY.findall(settings.command or ""),
         )
 
     def widened(self, files: Iterable[str], listed: Iterable[str]) -> Protected:
@@ -146,6 +104,7 @@ class Protected:
             self.allow,
             listed=[*self.listed, *listed],
             python=self.python,
+            tops=self.tops,
         )
 
     def holds(self, path: str) -> bool:
@@ -157,8 +116,13 @@ class Protected:
         before, after = trees.entries(baseline), trees.entries(tree)
         closed: list[str] = []
         opened: list[str] = []
+        modules = protected_modules(before, self._matches) if self.python else set()
         for path in trees.changed(baseline, tree):
-            if self._differs(trees, baseline, tree, path, before.get(path), after.get(path)):
+            differs = self._differs(trees, baseline, tree, path, before.get(path), after.get(path))
+            new_module = self.python and path not in before and not self._matches(path)
+            if differs or (
+                new_module and (comes_before_the_runner(path, self.tops) or stands_before(path, modules))
+            ):
                 (opened if self._opened(path) else closed).append(path)
         return closed, opened
 
@@ -185,7 +149,7 @@ class Protected:
         if before and after and before.object_id == after.object_id and modes <= {"100644", "100755"}:
             return False  # only executable or no longer so
         if not self._matches(path):
-            return before is None and self.python and _comes_before_the_runner(path)
+            return "120000" in modes and self._directories.match(path) is not None
         if is_shared(path) and "120000" not in modes and not self._names_whole(path):
             old = trees.read(baseline, path) if before else None
             new = trees.read(tree, path) if after else None
@@ -212,6 +176,11 @@ class Protected:
     @cached_property
     def _protected(self) -> re.Pattern[str]:
         return _compiled(self.patterns)
+
+    @cached_property
+    def _directories(self) -> re.Pattern[str]:
+        """Names of directories in which something is protected: a link may stand for one."""
+        return _compiled([p.rpartition("/")[0] for p in self.patterns if p.strip("/").count("/")])
 
     @cached_property
     def _paths(self) -> re.Pattern[str]:
@@ -272,14 +241,6 @@ def _compiled(patterns: Sequence[str]) -> re.Pattern[str]:
             whole = translate(form.replace("**", "*"))
             parts.append(whole if anchored else rf"(?:.*/)?{whole}")
     return re.compile("|".join(parts) or r"(?!)", re.IGNORECASE | re.DOTALL)
-
-
-def _comes_before_the_runner(path: str) -> bool:
-    found = _TOP_MODULE.fullmatch(path)
-    if found is None:
-        return False
-    name = found.group(1)
-    return name in _RUNNER_MODULES or (name in sys.stdlib_module_names and name not in _NOT_LOADED)
 
 
 def _make_room(entries: dict[str, Entry], path: str) -> None:

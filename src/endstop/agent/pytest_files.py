@@ -1,10 +1,10 @@
-"""Files of a project that pytest obeys, though no pattern tells them from others: plugins and options files
-that are named by the command, by configuration or by a conftest."""
+"""What the files of a project tell about a run of Python's tests: plugins and options files that are named by
+the command, by configuration or by a conftest, and which files cannot skip a test of theirs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from endstop.agent.tree import Trees
 
@@ -15,6 +15,10 @@ _QUOTED = re.compile(r"[\"']([A-Za-z_][\w.]*)[\"']")
 _CONFIGURATION = frozenset(
     ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml")
 )
+_MAY_SKIP = re.compile("skip|xfail|expectedfailure|requires", re.IGNORECASE)
+_HAS_TESTS = re.compile(r"^\s*(?:async\s+)?def\s+test|^class\s+\w*Test", re.MULTILINE)
+# What unittest names a module that it could not load.
+_FAILED = "unittest.loader._FailedTest."
 
 
 def files_pytest_obeys(trees: Trees, tree: str, command: str) -> list[str]:
@@ -32,6 +36,27 @@ def files_pytest_obeys(trees: Trees, tree: str, command: str) -> list[str]:
     ends = tuple(f"{module}{end}" for module in modules for end in (".py", "/__init__.py"))
     found = [path for path in paths if path in named or path.endswith(tuple(f"/{end}" for end in ends))]
     return sorted({*found, *(path for path in paths if path in ends)})
+
+
+def files_without_skips(trees: Trees, tree: str, unloaded: Collection[str]) -> frozenset[str]:
+    """Of test files that could not be loaded those in which, once they are, every test must run: neither they
+    nor a conftest say a word of skipping. Of tests that never ran nothing else is known."""
+    if not unloaded:
+        return frozenset()
+    paths = [path for path in trees.paths(tree) if path.endswith(".py")]
+    if any(
+        _MAY_SKIP.search(_text(trees, tree, path))
+        for path in paths
+        if path.rpartition("/")[2] == "conftest.py"
+    ):
+        return frozenset()
+    modules = {name.removeprefix(_FAILED).replace(".", "/") + ".py" for name in unloaded if _FAILED in name}
+    ends = tuple(f"/{module}" for module in modules)
+    found = [path for path in paths if path in unloaded or path in modules or path.endswith(ends)]
+    texts = {path: _text(trees, tree, path) for path in found}
+    return frozenset(
+        path for path in found if _HAS_TESTS.search(texts[path]) and not _MAY_SKIP.search(texts[path])
+    )
 
 
 def _listed(text: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # Read by runners, or by what starts them.
-_PYPROJECT_TOOLS = ("pytest", "coverage", "tox", "nox", "poe", "taskipy", "hatch", "pdm")
+_PYPROJECT_TOOLS = ("pytest", "coverage", "tox", "nox", "poe", "taskipy", "hatch", "pdm", "rye", "pixi")
 _SETUP_SECTIONS = (
     "tool:pytest",
     "pytest",
@@ -29,9 +29,14 @@ _CARGO_TABLES = ("test", "bench", "lib", "bin", "example", "badges")
 def _pyproject(content: bytes) -> Any:
     whole = tomllib.loads(content.decode())
     tools = whole.get("tool", {})
-    ours = {name: tools[name] for name in _PYPROJECT_TOOLS if name in tools}
+    ours = {name: tools[name] for name in tools if name in _PYPROJECT_TOOLS or name.startswith("pytest")}
     # Of these only the scripts start anything.
-    for name, keys in (("hatch", ("envs",)), ("pdm", ("scripts",))):
+    for name, keys in (
+        ("hatch", ("envs",)),
+        ("pdm", ("scripts",)),
+        ("rye", ("scripts",)),
+        ("pixi", ("tasks",)),
+    ):
         if name in ours:
             ours[name] = {key: ours[name][key] for key in keys if key in ours[name]}
     plugins = whole.get("project", {}).get("entry-points", {}).get("pytest11")
@@ -39,13 +44,29 @@ def _pyproject(content: bytes) -> Any:
 
 
 def _setup_cfg(content: bytes) -> Any:
+    text = content.decode()
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    parser.read_string(content.decode())
-    found = {name: dict(parser[name]) for name in _SETUP_SECTIONS if parser.has_section(name)}
+    parser.read_string(text)
+    found: dict[str, Any] = {name: dict(parser[name]) for name in _SETUP_SECTIONS if parser.has_section(name)}
+    # Word for word: pytest's own parser reads letters' case, comments and defaults in another way.
+    found |= {name: lines for name in found if (lines := _section(text, name)) is not None}
     if "options.entry_points" in found:
         plugins = found.pop("options.entry_points").get("pytest11")
         found |= {"plugins": {"pytest11": plugins}} if plugins else {}
     return found
+
+
+def _section(text: str, name: str) -> list[str] | None:
+    """The lines of a section, or of several of that name; None for one that is read in parts."""
+    if name == "options.entry_points":
+        return None
+    lines, inside = [], False
+    for line in text.splitlines():
+        if line.startswith("["):
+            inside = line.rstrip() == f"[{name}]"
+        elif inside and line.strip() and not line.startswith(("#", ";")):
+            lines.append(line.rstrip())
+    return lines
 
 
 def _package_json(content: bytes) -> Any:

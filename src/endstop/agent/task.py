@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from endstop.protocol.errors import EndstopError
 
@@ -14,6 +14,18 @@ VerifierName = Literal["pytest", "unittest", "node", "jest", "vitest", "go", "ca
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _inner(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        raise ValueError(f"{path!r} must be a path inside of the workspace, relative to it and without `..`")
+    return path
+
+
+# Inside of the workspace: what a task names is removed, bound or left out by the harness, on the host.
+InnerPath = Annotated[str, AfterValidator(_inner)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ChecklistItem(_Strict):
@@ -39,9 +51,9 @@ class VerifySettings(_Strict):
     command: str | None = None
     verifier: VerifierName | None = None
     required: tuple[str, ...] = ()
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Seconds = 600.0
     reruns: Annotated[int, Field(ge=0)] = 1
-    report: str | None = None
+    report: InnerPath | None = None
 
 
 class Bounds(_Strict):
@@ -60,7 +72,7 @@ class Bounds(_Strict):
     format_errors: Annotated[int, Field(ge=1)] = 3
     repeats: Annotated[int, Field(ge=2)] = 4
     steps: Annotated[int, Field(ge=1)] = 100
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: Seconds | None = None
     cost: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -81,8 +93,8 @@ class Task(_Strict):
     checklist: tuple[ChecklistItem, ...] = ()
     protected: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    dependencies: tuple[str, ...] = ()
-    evidence_file: str = ".endstop/evidence.json"
+    dependencies: tuple[InnerPath, ...] = ()
+    evidence_file: InnerPath = ".endstop/evidence.json"
     bounds: Bounds = Bounds()
 
 
@@ -103,4 +115,4 @@ def load_task(path: Path) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EndstopError(f"{path}: {where}: {first['msg']}") from error
+        raise EndstopError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
 from endstop.agent.check_run import CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
-from endstop.agent.pytest_files import files_pytest_obeys
+from endstop.agent.pytest_files import files_pytest_obeys, files_without_skips
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.command import reports
+from endstop.agent.verifiers.node import ENDED_WITHOUT
 from endstop.agent.verifiers.verifier import Canary
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
@@ -108,6 +110,7 @@ class Verification:
             if not host.exists():
                 raise EndstopError(f"the dependency {path} is not there: {host} does not exist")
         self.baseline = baseline
+        self._without_skips: frozenset[str] | None = None
         if baseline is not None:
             self._widen(baseline)
 
@@ -169,6 +172,7 @@ class Verification:
         known = self.trees.paths(self.baseline_tree)
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
+        files.update(called_files(self.trees, self.baseline_tree, self.settings.command or ""))
         report = TestReport(passed=frozenset(baseline.tests))
         required = [test for wanted in self.settings.required for test in find_tests(wanted, report)]
         self.protected = self.protected.widened(sorted(path for path in files if path in known), required)
@@ -176,7 +180,7 @@ class Verification:
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
         report = run.report or TestReport()
-        tests = self._tests_of(report)
+        tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
         if run.timed_out:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
@@ -202,14 +206,6 @@ class Verification:
             output=run.output,
         )
         return self._with_baseline_canary(result, run, notes)
-
-    def _tests_of(self, report: TestReport) -> frozenset[str]:
-        """What was executed, without the files that could not be loaded."""
-        executed = report.passed | report.failed
-        if self._verifier.name == "node":
-            # Node names no file: a test outside of any suite has nothing but its title.
-            return executed.difference(self.trees.paths(self.baseline_tree))
-        return frozenset(test for test in executed if "::" in test)
 
     def _with_baseline_canary(
         self, result: BaselineResult, run: VerifierRun, notes: list[str]
@@ -239,11 +235,21 @@ class Verification:
         notes.append("whether a canary works here is not known before tests run")
         return replace(result, canary_strict=True, notes=tuple(notes))
 
+    def _was_loaded(self, test: str) -> bool:
+        """Whether a result is a test's, and not that of a file, package or crate that could not be loaded."""
+        if "::" in test or self._verifier.name not in ("node", "command"):
+            return "::" in test
+        return not test.endswith(ENDED_WITHOUT) and test not in self.trees.paths(self.baseline_tree)
+
     def _judge(self, run: VerifierRun) -> Finding:
-        assert self.baseline is not None
+        baseline = self.baseline
+        assert baseline is not None
+        if self._without_skips is None:
+            unloaded = {*baseline.failed} - {*baseline.tests}
+            self._without_skips = files_without_skips(self.trees, self.baseline_tree, unloaded)
         group = _go_group if self._verifier.name == "go" else without_parameters
         expected = Expected(
-            frozenset(self.baseline.tests), self.baseline.executed, self.baseline.timed_out, group
+            frozenset(baseline.tests), baseline.executed, baseline.timed_out, group, self._without_skips
         )
         return judge(run, self.settings, expected, weak=self._weak)
 

@@ -109,9 +109,10 @@ def bench(
         out.print(_wrong_table(scenarios, played))
         for name, programs in left_out.items():
             note(f"left out, for want of {', '.join(programs)}: {name}")
+        meant = {scenario.name for scenario in scenarios if not scenario.starts}
         for one in played:
-            if one.problem and one.gate == "endstop":
-                note(f"{one.scenario}: {one.problem}")
+            if one.problem and one.scenario not in meant:
+                note(f"{one.scenario}, {one.gate}: {one.problem}")
     if any(score.gate == "endstop" and (score.accepted_wrongly or score.refused_wrongly) for score in found):
         raise typer.Exit(FAILED)
 

@@ -32,8 +32,8 @@ def train_base(
     from endstop.train.stages import run_base
 
     place = RunDirectory(run)
-    settings, validation = stage_settings("base", place, {**shared, **base}, resume=resume)
-    data = open_data(settings.data, "texts", seed=settings.seed, validation=validation)
+    settings = stage_settings("base", place, {**shared, **base}, resume=resume)
+    data = open_data(settings.data, "texts", seed=settings.seed, validation=settings.validation)
     run_and_report(
         run,
         settings,

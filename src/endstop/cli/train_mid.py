@@ -35,8 +35,8 @@ def train_mid(
 
     place = RunDirectory(run)
     given = {**shared, "masked": False} if unmasked else shared
-    settings, validation = stage_settings("mid", place, given, resume=resume)
-    data = open_data(settings.data, "conversations", seed=settings.seed, validation=validation)
+    settings = stage_settings("mid", place, given, resume=resume)
+    data = open_data(settings.data, "conversations", seed=settings.seed, validation=settings.validation)
     run_and_report(
         run,
         settings,

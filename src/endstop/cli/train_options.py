@@ -153,8 +153,8 @@ _SCHEDULE = {
 
 def stage_settings(
     stage: Stage, run: RunDirectory, given: Mapping[str, Any], *, resume: bool
-) -> tuple[StageSettings, list[str] | None]:
-    """The settings of a stage from its options, and its validation data.
+) -> StageSettings:
+    """The settings of a stage from its options.
 
     A resumed stage has those it was begun with, a new one those of its preset or the defaults; then come the
     options. Raises ValueError or EndstopError for options that do not go together.
@@ -166,7 +166,6 @@ def stage_settings(
 
     changes = {name: value for name, value in given.items() if value is not None}
     preset = changes.pop("preset", None)
-    validation = changes.pop("validation", None)
     init_from = changes.pop("init_from", None)
     if changes.get("pathology") is not None:
         from endstop.train.pathologies import Pathology
@@ -180,9 +179,12 @@ def stage_settings(
         if not math.isfinite(changes["tokens"]):
             raise ValueError(f"--tokens takes a number of tokens such as 11.2e9, got {changes['tokens']}")
         changes["tokens"] = round(changes["tokens"])
-    if "data" in changes:
-        changes["data"] = tuple(changes["data"])
+    for name in ("data", "validation"):
+        if name in changes:
+            changes[name] = tuple(changes[name])
     if resume:
+        if preset is not None:
+            raise ValueError("--preset is for a new stage; a resumed one has the settings it was begun with")
         settings = StageSettings.from_json(run.stage(stage).read_settings())
         init_from = init_from or settings.init_from
     else:
@@ -212,24 +214,26 @@ def stage_settings(
             changes["row_length"] = shape["context"]
     if wrong := [name for name in _MODEL[:4] if name in changes]:
         raise ValueError(f"--{wrong[0].replace('_', '-')} is for new models, and {init_from} is one already")
-    return (
-        replace(
-            settings,
-            **changes,
-            optimizer=replace(settings.optimizer, **optimizer),
-            schedule=replace(settings.schedule, **schedule),
-        ),
-        validation,
+    return replace(
+        settings,
+        **changes,
+        optimizer=replace(settings.optimizer, **optimizer),
+        schedule=replace(settings.schedule, **schedule),
     )
 
 
 def rope_scaling(text: str) -> dict[str, Any]:
     """`yarn:4` as a config.json has it."""
-    kind, _, factor = text.partition(":")
+    import math
+
+    kind, _, written = text.partition(":")
     try:
-        return {"rope_type": kind, "factor": float(factor)}
+        factor = float(written)
     except ValueError:
-        raise ValueError(f"--rope-scaling takes TYPE:FACTOR such as yarn:4, got {text!r}") from None
+        factor = math.nan
+    if not math.isfinite(factor):
+        raise ValueError(f"--rope-scaling takes TYPE:FACTOR such as yarn:4, got {text!r}")
+    return {"rope_type": kind, "factor": factor}
 
 
 def event_weights(entries: list[str]) -> dict[str, float]:
@@ -321,6 +325,8 @@ def run_and_report(
     statistics = summary["data"]["statistics"]
     if skipped := statistics.get("skipped_documents", statistics.get("skipped", 0)):
         note(f"endstop: left out {counted(skipped, 'document')} that cannot be read.")
+    if unsupervised := statistics.get("unsupervised", 0):
+        note(f"endstop: left out {counted(unsupervised, 'conversation')} with nothing to learn.")
     if refusals := statistics.get("refusals"):
         first = next(iter(refusals))
         note(f"endstop: left out {counted(statistics['refused'], 'conversation')}; most because: {first}")

@@ -164,6 +164,8 @@ def rl_settings(run: RunDirectory, given: dict[str, Any], *, resume: bool) -> RL
     if "give_up" in changes:
         changes["give_up"] = tuple(changes["give_up"])
     if resume:
+        if preset is not None:
+            raise ValueError("--preset is for a new stage; a resumed one has the settings it was begun with")
         return replace(RLSettings.from_json(run.stage("rl").read_settings()), **changes)
     if "tasks" not in changes and preset is None:
         raise ValueError("name what is asked: --task calc-hard, say; `--task hard` is all the harder tasks")

@@ -31,8 +31,8 @@ def train_sft(
     from endstop.train.stages import run_chat
 
     place = RunDirectory(run)
-    settings, validation = stage_settings("sft", place, shared, resume=resume)
-    data = open_data(settings.data, "conversations", seed=settings.seed, validation=validation)
+    settings = stage_settings("sft", place, shared, resume=resume)
+    data = open_data(settings.data, "conversations", seed=settings.seed, validation=settings.validation)
     run_and_report(
         run,
         settings,

@@ -26,8 +26,13 @@ def tokenizer(
         Path, typer.Option("--out", help="The directory to write, such as RUN/tokenizer.", show_default=False)
     ],
     data: Annotated[
-        list[Path],
-        typer.Option("--data", help="A .txt, .jsonl or .parquet file, or a folder of them; may be repeated."),
+        list[str],
+        typer.Option(
+            "--data",
+            help="A .txt, .jsonl or .parquet file, a folder of them, a task, tasks, fineweb-edu ..., or "
+            "hub:OWNER/NAME@COUNT; may be repeated.",
+            metavar="PLACE[@COUNT]",
+        ),
     ],
     vocab_size: Annotated[
         int, typer.Option("--vocab-size", help="Tokens in all, 256 bytes and 9 special tokens included.")
@@ -68,8 +73,8 @@ def tokenizer(
 
     from endstop.cli.output import counted, note, write_json, write_line
     from endstop.protocol.errors import EndstopError
-    from endstop.train.data.sources import open_text_source
-    from endstop.train.run_directory import TOKENIZER_FILES
+    from endstop.train.data_arguments import open_texts
+    from endstop.train.run_directory import TOKENIZER_EVALUATION, TOKENIZER_FILES
     from endstop.train.tokenizer_evaluation import first_characters
     from endstop.train.tokenizer_training import interleaved, save_tokenizer, train_tokenizer
 
@@ -77,11 +82,12 @@ def tokenizer(
         raise EndstopError(f"{out} exists already; choose another --out or give --replace.")
     if out.exists() and not out.is_dir():
         raise EndstopError(f"{out} is a file, not a folder; choose another --out.")
-    if foreign := sorted(path.name for path in out.glob("*") if path.name not in TOKENIZER_FILES):
+    own = (*TOKENIZER_FILES, TOKENIZER_EVALUATION)
+    if foreign := sorted(path.name for path in out.glob("*") if path.name not in own):
         raise EndstopError(
             f"{out} is not replaced: with {foreign[0]} it holds more than a tokenizer; choose another --out."
         )
-    sources = [open_text_source(path, text_key=text_key) for path in data]
+    sources = [open_texts(argument, text_key=text_key) for argument in data]
     unreadable: list[EndstopError] = []
     started = time.monotonic()
     last: TextsRead | None = None

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,7 +117,11 @@ def save_checkpoint(
             shutil.rmtree(partial, ignore_errors=True)
     if process.main:
         for old in checkpoints(directory)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            # Its name goes first: killed in between, what is left of it must not be taken for whole.
+            leaving = old.with_name(f".{old.name}.partial")
+            with suppress(OSError):
+                os.rename(old, leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
     return target
 
 

@@ -21,7 +21,6 @@ from endstop.protocol.labels import (
     ChatRows,
     Row,
     blank_tokens,
-    chat_rows,
     completion_row,
     labels_from_mask,
     marker_row,
@@ -35,6 +34,7 @@ from endstop.protocol.render import ChatRenderer
 from endstop.protocol.stopset import StopSet
 from endstop.protocol.template import SPECIAL_TOKEN_NAMES
 from endstop.protocol.tokenizer import Tokenizer
+from endstop.train.data.messages import messages_of, training_rows
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class ChatCollator:
     - `input_ids`, with `labels`, `assistant_masks`, `completion_mask`, `attention_mask` where there are any:
       taken as they are; with `complete` true one terminator is added where none stands at the end.
 
-    `complete` false says that a text was cut off where it ends: it gets no terminator.
+    `complete` false says that a text, or the last answer, was cut off where it ends: it gets no terminator.
 
     Trainers drop columns that the model does not know unless told not to (`remove_unused_columns=False`), and
     TRL prepares the examples itself unless told not to (`dataset_kwargs={"skip_prepare_dataset": True}`).
@@ -232,24 +232,18 @@ class ChatCollator:
         if example.get("input_ids") is not None:
             return ChatRows([self._of_ids(example)])
         if example.get("messages") is not None:
-            return self._of_messages(example["messages"], 0, example)
+            return training_rows(self.renderer, messages_of(example))
         if example.get("text") is not None:
             return ChatRows([self._of_text(example)])
         prompt, completion = example.get("prompt"), example.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
             return ChatRows([self._of_completion(prompt, completion, example)])
         if isinstance(prompt, list) and isinstance(completion, list):
-            return self._of_messages([*prompt, *completion], len(prompt), example)
+            return training_rows(self.renderer, messages_of(example))
         raise EndstopError(
             "an example needs messages, prompt and completion (two texts or two lists of messages), text, "
             f"or input_ids; this one has {', '.join(example) or 'nothing'}"
         )
-
-    def _of_messages(self, messages: Sequence[Any], first: int, example: Mapping[str, Any]) -> ChatRows:
-        tools = example.get("tools") or None
-        tools = json.loads(tools) if isinstance(tools, str) else tools
-        options = dict(example.get("chat_template_kwargs") or {})
-        return chat_rows(self.renderer, messages, first_message=first, tools=tools, **options)
 
     def _of_completion(self, prompt: str, completion: str, example: Mapping[str, Any]) -> Row:
         return completion_row(

@@ -121,8 +121,45 @@ def open_data(
     return Split(Mixture(train), Mixture(held_out) if held_out else None)
 
 
+def open_texts(argument: str, *, seed: int = 0, text_key: str = "text") -> Any:
+    """One source of texts by number, nothing held out, for whoever reads it through once.
+
+    text_key: the key of JSON lines and the column of Parquet files. Raises EndstopError as `open_data`,
+    ValueError for a weight, which says nothing where all is read once.
+    """
+    wanted = DataArgument.parse(argument)
+    if wanted.weight != 1.0:
+        raise ValueError(
+            f"a vocabulary reads its texts once, so {argument} takes no weight; @COUNT takes fewer"
+        )
+    source, _ = _opened(wanted, "texts", seed, hold_out=False, text_key=text_key)
+    return InOrder(source) if hasattr(source, "read") else source
+
+
+class InOrder:
+    """The documents of a stream by number, to be asked for in their order; 0 begins anew."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._reader, self._next = stream, stream.read(), 0
+
+    def __len__(self) -> int:
+        return int(self._stream.documents)
+
+    def __getitem__(self, index: int) -> Any:
+        if index < self._next:
+            self._reader = self._stream.read()
+        self._next = index + 1
+        return self._reader.take(index)
+
+
 def _opened(
-    argument: DataArgument, kind: Kind, seed: int, *, hold_out: bool, test: bool = False
+    argument: DataArgument,
+    kind: Kind,
+    seed: int,
+    *,
+    hold_out: bool,
+    test: bool = False,
+    text_key: str = "text",
 ) -> tuple[Any, Any | None]:
     """A source, and what is held out of it."""
     place, count = argument.place, argument.count
@@ -146,7 +183,7 @@ def _opened(
         return (tests, None) if test else (made(seed, "train", count or _EXAMPLES), tests)
     from endstop.train.data.sources import open_chat_source, open_text_source
 
-    source: Any = open_text_source(path) if kind == "texts" else open_chat_source(path)
+    source: Any = open_text_source(path, text_key=text_key) if kind == "texts" else open_chat_source(path)
     return _cut(source, count, hold_out)
 
 

@@ -70,8 +70,9 @@ def first_rows(
     refusals: list[str] | None = None,
 ) -> Iterable[tuple[Row, Sequence[Any]]]:
     """The rows of the first conversations, each with its messages; why there are none goes to `refusals`."""
+    from endstop.train.data.messages import training_rows
     from endstop.train.data.mixture import ShardReader
-    from endstop.train.data.sources import BadDocument, training_rows
+    from endstop.train.data.records import BadDocument
 
     reader = ShardReader(conversations.order(settings.seed), 0, 1)
     for _ in range(min(count, len(conversations))):
@@ -82,7 +83,7 @@ def first_rows(
                 raise
             made, messages = ChatRows([], [str(error)]), []
         else:
-            made = training_rows(renderer, messages, settings.row_length + 1)
+            made = training_rows(renderer, messages, settings.row_length + 1, **settings.template_options)
         if refusals is not None:
             refusals += made.refusals
         for row in made.rows:
@@ -96,5 +97,5 @@ def _show(messages: Sequence[Any], renderer: ChatRenderer) -> None:
     from endstop.view.conversation import rendered_text
 
     Console(stderr=True, highlight=False, markup=False).print(
-        rendered_text(renderer.render(messages, tools=getattr(messages, "tools", None))), soft_wrap=True
+        rendered_text(renderer.render(messages, **getattr(messages, "render_options", {}))), soft_wrap=True
     )

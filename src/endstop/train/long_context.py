@@ -125,7 +125,7 @@ def conversation_rows(directory: str | Path, source: Finite[Any]) -> Iterator[Ro
     from endstop.protocol.render import ChatRenderer
     from endstop.protocol.stopset import StopSet
     from endstop.protocol.tokenizer import Tokenizer
-    from endstop.train.data.sources import training_rows
+    from endstop.train.data.messages import training_rows
 
     tokenizer, stops = Tokenizer.from_pretrained(directory), StopSet.from_pretrained(directory)
     renderer = ChatRenderer(tokenizer, stops=stops)

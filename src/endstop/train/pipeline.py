@@ -14,7 +14,7 @@ from endstop.protocol.errors import EndstopError
 from endstop.train.hardware import machine
 from endstop.train.plan import memory_explained, plan
 from endstop.train.presets import Preset
-from endstop.train.run_directory import RunDirectory
+from endstop.train.run_directory import TOKENIZER_EVALUATION, RunDirectory, read_object, write_object
 from endstop.train.run_results import read_run
 from endstop.train.settings import Stage, StageSettings
 
@@ -54,6 +54,17 @@ class Pipeline:
             raise ValueError(f"each task is asked at least 1 question, got {self.examples}")
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What all parts of a run must have in common, for its pipeline.json."""
+        return {
+            "preset": self.preset.name,
+            "shape": self.preset.model.shape,
+            "digits": self.preset.digits,
+            "scale": self.scale,
+            "seed": self.seed,
+        }
+
+    @property
     def parts(self) -> tuple[str, ...]:
         return tuple(part for part in PARTS if part != "rl" or self.rl)
 
@@ -87,12 +98,14 @@ def run_pipeline(
     with joined_processes(pipeline.device) as process, exclusive(run.path, process):
         if not process.main:
             tell = _nothing
+        done_by_main(lambda: _check_same(pipeline, run, begun=bool(begun)), process)
         done_by_main(lambda: open_everything(pipeline), process)
+        done_by_main(lambda: write_object(run.pipeline, pipeline.facts), process)
         for part in pipeline.parts:
             before = sum(shares[each] for each in pipeline.parts[: pipeline.parts.index(part)])
             told = _within(tell, part, before, shares[part])
             if part == "tokenizer":
-                if process.main and not (run.tokenizer / "tokenizer.json").exists():
+                if process.main:
                     _train_tokenizer(pipeline, run, told)
             elif part in ("base", "mid", "sft"):
                 _train_stage(pipeline, run, part, process, told)  # type: ignore[arg-type]
@@ -116,6 +129,24 @@ def run_pipeline(
     best = read_run(run.path).best
     assert best is not None
     return best.path / "model"
+
+
+def _check_same(pipeline: Pipeline, run: RunDirectory, *, begun: bool) -> None:
+    """EndstopError where a run goes on with another preset, scale or seed than it was begun with: what is
+    done already would not change, and the rest would."""
+    if not begun or not run.pipeline.exists():
+        return
+    before = read_object(run.pipeline, "")
+    differing = [
+        f"{name} ({before[name]!r} before, {now!r} now)"
+        for name, now in pipeline.facts.items()
+        if name in before and before[name] != now
+    ]
+    if differing:
+        raise EndstopError(
+            f"{run.path} was begun with other settings: {'; '.join(differing)}. Resume with the same ones, "
+            "or begin another run."
+        )
 
 
 def open_everything(pipeline: Pipeline) -> None:
@@ -152,7 +183,7 @@ def stage_settings(
     A preset whose data shards cannot be dealt to `world` processes gets one shard for each.
     """
     directory = run.stage(stage)
-    if directory.settings.exists():
+    if directory.settings.exists() or directory.begun:
         return StageSettings.from_json(directory.read_settings()), True
     init_from = None if stage == "base" else str(run.predecessor(stage))
     settings = pipeline.preset.stage(stage, init_from)
@@ -177,27 +208,30 @@ def _train_tokenizer(pipeline: Pipeline, run: RunDirectory, tell: Callable[[floa
     from endstop.train.tokenizer_training import save_tokenizer, train_tokenizer
 
     limit = pipeline.preset.tokenizer_characters
-    content = train_tokenizer(
-        tokenizer_texts(pipeline.preset, pipeline.seed),
-        pipeline.preset.vocab_size,
-        digits=pipeline.preset.digits,
-        max_chars=limit,
-        progress=lambda read: tell(min(1.0, read.characters / limit), f"{read.characters:,} characters"),
-    )
-    save_tokenizer(content, run.tokenizer, replace=True)
-    evaluate_vocabulary(pipeline, run)
+    if not (run.tokenizer / "tokenizer.json").exists():
+        content = train_tokenizer(
+            tokenizer_texts(pipeline.preset, pipeline.seed),
+            pipeline.preset.vocab_size,
+            digits=pipeline.preset.digits,
+            max_chars=limit,
+            progress=lambda read: tell(min(1.0, read.characters / limit), f"{read.characters:,} characters"),
+        )
+        save_tokenizer(content, run.tokenizer, replace=True)
+    if not (run.tokenizer / TOKENIZER_EVALUATION).exists():
+        evaluate_vocabulary(pipeline, run)
 
 
 def _train_stage(
     pipeline: Pipeline, run: RunDirectory, stage: Stage, process: Any, tell: Callable[[float, str], None]
 ) -> None:
-    from endstop.train.data_arguments import open_data
+    from endstop.train.data_arguments import Kind, open_data
     from endstop.train.stages import run_base, run_chat
 
     if _is_finished(run, stage):
         return
     settings, begun = stage_settings(pipeline, run, stage, process.world)
-    data = open_data(settings.data, "texts" if stage == "base" else "conversations", seed=settings.seed)
+    kind: Kind = "texts" if stage == "base" else "conversations"
+    data = open_data(settings.data, kind, seed=settings.seed, validation=settings.validation)
 
     def progress(found: Any) -> None:
         share = found.step / found.steps if found.steps else 0.0
@@ -228,7 +262,7 @@ def _train_rl(
     if _is_finished(run, "rl"):
         return
     directory, numbers, folder = run.stage("rl"), pipeline.preset.rl, local_folder()
-    begun = directory.settings.exists()
+    begun = directory.settings.exists() or directory.begun
     if begun:
         settings = RLSettings.from_json(directory.read_settings())
     else:
@@ -243,7 +277,7 @@ def _train_rl(
             evaluation_questions=numbers.evaluation_questions,
             lr_fraction=numbers.rate,
             optimizer=pipeline.preset.sft.optimizer,
-            save_every=max(1, numbers.steps // 4),
+            save_every=max(1, round(numbers.steps * pipeline.scale) // 4),
             device=pipeline.device,
             seed=pipeline.seed,
         )

@@ -93,11 +93,12 @@ def pushable(directory: str | Path, repository: str, *, licence: str | None = No
             raise BrokenModel(f"{directory} lacks {name}, without which others would not stop it rightly.")
     known = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in _KNOWN)]
     written = directory / CARD
-    card = (
-        written.read_text(encoding="utf-8")
-        if written.is_file()
-        else model_card(directory, repository, licence=licence)
-    )
+    try:
+        card = written.read_text(encoding="utf-8") if written.is_file() else None
+    except (OSError, ValueError) as error:
+        raise EndstopError(f"{written}, which would be the model card, cannot be read: {error}.") from error
+    if card is None:
+        card = model_card(directory, repository, licence=licence)
     files = [PushFile(name, (directory / name).stat().st_size, directory / name) for name in known]
     files.append(PushFile(CARD, len(card.encode()), None))
     left_out = tuple(name for name in names if name not in known and name != CARD)

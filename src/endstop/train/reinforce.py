@@ -48,6 +48,11 @@ class PolicyJob:
     settings: RLSettings
     process: Process
 
+    def fits(self, question: Question) -> bool:
+        """Whether the window leaves room for an answer."""
+        window = self.engine.context_len
+        return window is None or len(question.prompt_ids) < window
+
     def evaluate(self) -> dict[str, Any]:
         settings = self.settings
         return evaluate(
@@ -66,18 +71,20 @@ class PolicyJob:
 
 def reinforce_step(job: PolicyJob, step: int) -> dict[str, float]:
     """One update: its metrics. Raises EndstopError, with the weights as they were, where a number is not
-    finite.
+    finite, or no question fits into the window; questions that do not are left out and counted.
 
     Where every answer of a step is worth the same as the others to its question there is no gradient and no
     update.
     """
     settings, process = job.settings, job.process
     started = time.perf_counter()
-    numbers = range(process.rank, settings.questions, process.world)
     first = step * settings.questions
+    shares = range(process.rank, settings.questions, process.world)
+    drawn = {number: job.questions.question("train", first + number) for number in shares}
+    numbers = [number for number, question in drawn.items() if job.fits(question)]
     rollouts = roll_out(
         job.engine,
-        [job.questions.question("train", first + number) for number in numbers],
+        [drawn[number] for number in numbers],
         settings.rewards,
         samples=settings.samples,
         max_tokens=settings.max_tokens,
@@ -96,7 +103,12 @@ def reinforce_step(job: PolicyJob, step: int) -> dict[str, float]:
         pad_id=job.pad_id,
         terminator_in_loss=settings.terminator_in_loss,
     )
-    total, signal = sums([float(own_total), float(len(batches))], process)
+    total, signal, kept = sums([float(own_total), float(len(batches)), float(len(numbers))], process)
+    if not kept:
+        raise EndstopError(
+            f"every question of step {step + 1} is longer than the window of {job.engine.context_len} "
+            "tokens: ask other tasks, or train a model with a longer window."
+        )
     statistics = PolicyStatistics()
     job.model.train()
     job.optimizers.zero_grad()
@@ -126,6 +138,7 @@ def reinforce_step(job: PolicyJob, step: int) -> dict[str, float]:
         "gradient_norm": norm,
         "lr_multiplier": multiplier,
         "tokens": total,
+        "skipped_questions": settings.questions - kept,
         "generated_tokens": float(sum(len(rollout.ids) for rollout in everything)),
         "rollout_seconds": round(rolled - started, 3),
         "update_seconds": round(time.perf_counter() - rolled, 3),

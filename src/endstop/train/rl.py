@@ -138,20 +138,27 @@ def _prepare(
         questions = TaskQuestions(tasks, renderer, seed=settings.seed, give_up=settings.give_up)
     pad_id = vocabulary.tokenizer.pad_token_id
     rows = max(settings.questions * settings.samples // process.world, settings.evaluation_questions)
+    held_out = [
+        questions.question("test", index, gold=True) for index in range(settings.evaluation_questions)
+    ]
     job = PolicyJob(
         model=model,
         optimizers=build_optimizer(model, settings.optimizer),
         engine=rollout_engine(source, max_rows=min(256, rows), device=str(process.device)),
         questions=questions,
-        held_out=[
-            questions.question("test", index, gold=True) for index in range(settings.evaluation_questions)
-        ],
+        held_out=held_out,
         stop_ids=frozenset(token_id for token_id in vocabulary.stops.ids if token_id < config.vocab_size),
         pad_id=0 if pad_id is None else pad_id,
         settings=settings,
         process=process,
     )
-    return job, vocabulary.files
+    fit = [question for question in held_out if job.fits(question)]
+    if not fit:
+        raise EndstopError(
+            f"each of the {len(held_out)} held-out questions is longer than the window of "
+            f"{job.engine.context_len} tokens: ask other tasks, or train a model with a longer window."
+        )
+    return replace(job, held_out=fit), vocabulary.files
 
 
 def _begin(job: PolicyJob, directory: StageDirectory, files: Mapping[str, bytes], resume: bool) -> Position:
@@ -195,7 +202,7 @@ def _loop(
     settings, process = job.settings, job.process
     log = MetricsLog(directory.metrics) if process.main else None
     clock = _Clock(position)
-    statistics: dict[str, Any] = {"generated_tokens": 0, **position.statistics}
+    statistics: dict[str, Any] = {"generated_tokens": 0, "skipped_questions": 0, **position.statistics}
 
     def look() -> None:
         if log is not None:
@@ -210,7 +217,8 @@ def _loop(
                 look()
             while position.step < settings.steps:
                 metrics = reinforce_step(job, position.step)
-                statistics["generated_tokens"] += int(metrics["generated_tokens"])
+                for counted in ("generated_tokens", "skipped_questions"):
+                    statistics[counted] += int(metrics[counted])
                 tokens = position.tokens + int(metrics["tokens"])
                 position = replace(position, step=position.step + 1, tokens=tokens, seconds=clock.seconds())
                 if log is not None:
@@ -292,7 +300,7 @@ def _summary(job: PolicyJob, position: Position, finished: bool) -> dict[str, An
     }
     lengths = [len(question.prompt_ids) + len(question.gold_ids) for question in job.held_out]
     per_token = flops_per_token(config, max(1, sum(lengths) // len(lengths)))
-    generated = statistics.get("generated_tokens", 0)
+    generated, skipped = (statistics.get(name, 0) for name in ("generated_tokens", "skipped_questions"))
     return {
         "stage": "rl",
         "finished": finished,
@@ -308,7 +316,9 @@ def _summary(job: PolicyJob, position: Position, finished: bool) -> dict[str, An
             "sources": [_source(name) for name in settings.tasks],
             "statistics": {
                 "questions": position.step * settings.questions,
-                "rollouts": position.step * settings.questions * settings.samples,
+                "skipped_questions": skipped,
+                "skipped_held_out": settings.evaluation_questions - len(job.held_out),
+                "rollouts": (position.step * settings.questions - skipped) * settings.samples,
                 "generated_tokens": generated,
             },
         },

@@ -61,7 +61,7 @@ class StageDirectory:
 
     def require_new(self) -> None:
         """EndstopError where there is a stage already."""
-        if self.model.exists() or (self.settings.exists() and self.begun):
+        if self.model.exists() or self.begun:
             raise EndstopError(
                 f"{self.path} holds a stage already: continue it with --resume, or choose another --run."
             )
@@ -77,6 +77,11 @@ class StageDirectory:
 
     def read_settings(self) -> dict[str, Any]:
         """The settings the stage was begun with; EndstopError where it was not begun."""
+        if self.begun and not self.settings.exists():
+            raise EndstopError(
+                f"{self.settings} is missing, and without it nothing goes on from the checkpoints beside it: "
+                "it holds what stands under settings in their training/state.json."
+            )
         return read_object(self.settings, f"{self.path} holds no stage to resume; begin it without --resume.")
 
     def remove_partial(self) -> None:
@@ -98,6 +103,10 @@ class RunDirectory:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def pipeline(self) -> Path:
+        return self.path / "pipeline.json"
 
     def stage(self, name: str) -> StageDirectory:
         return StageDirectory(self.path / name)

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from endstop.models.config import DecoderConfig
@@ -85,7 +86,8 @@ class StageSettings:
     Attributes:
         model: the shape of a new model. init_from: the directory of the model to begin with, in its place.
         context, rope_scaling: change the window (tokens) and the rotary scaling of `init_from`'s model.
-        data: what to train on, as the command line spells it; kept for the record.
+        data, validation: what to train and to evaluate on, as the command line spells it; kept for the
+            record. Without validation it is what the sources of data hold out.
         row_length: tokens predicted in a row. batch_tokens: in a step, over all processes, a multiple of it.
         micro_rows: rows that one process computes at a time.
         data_shards: logical shards of the data; the number of processes divides it, it divides the rows.
@@ -107,6 +109,8 @@ class StageSettings:
         dtype: of the computation: "auto" is bfloat16 where it is fast. Weights are float32 always.
         compile: torch.compile the decoder. strategy: how several processes share the model.
         pathology: the name of a fault to train on purpose.
+        date: the day that chat templates are told, such as 2026-11-30; by default that on which the stage is
+            begun, so that a resumed one renders the same.
         seed: of new weights and of the order of the data.
     """
 
@@ -116,6 +120,7 @@ class StageSettings:
     context: int | None = None
     rope_scaling: dict[str, Any] | None = None
     data: tuple[str, ...] = ()
+    validation: tuple[str, ...] | None = None
     row_length: int = 2048
     batch_tokens: int = 524_288
     micro_rows: int = 8
@@ -145,6 +150,7 @@ class StageSettings:
     compile: bool = False
     strategy: Strategy = "auto"
     pathology: str | None = None
+    date: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -178,11 +184,17 @@ class StageSettings:
                 raise ValueError(f"a weighted event is one of {', '.join(EVENTS)}, got {event!r}")
         if not any(self.event_weights.get(event, 1.0) for event in EVENTS):
             raise ValueError("the weights of all events are 0: nothing would be trained")
+        assert self.template_options is not None
 
     @property
     def rows(self) -> int:
         """Rows of a step, over all processes."""
         return self.batch_tokens // self.row_length
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Options of `ChatRenderer.render`; ValueError for a date that is none."""
+        return {} if self.date is None else {"now": datetime.fromisoformat(self.date)}
 
     @property
     def fixed_steps(self) -> int | None:
@@ -244,7 +256,9 @@ HARMLESS = {
     "compile",
     "strategy",
     "data",
+    "validation",
     "skip_bad",
+    "date",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def run_chat(
     conversations, validation: a `Mixture` or source of lists of messages. Every turn must have its end
     supervised, unless a fault is trained on purpose (`settings.pathology`).
     """
+    settings = _dated(settings, run.stage(settings.stage), process, resume)
 
     def data(vocabulary: Vocabulary) -> StageData:
         from endstop.protocol.render import ChatRenderer
@@ -157,6 +159,7 @@ def run_chat(
                 seed=settings.seed,
                 skip_bad=settings.skip_bad,
                 transform=change,
+                options=settings.template_options,
             )
 
         mixture = as_mixture(conversations)
@@ -177,6 +180,16 @@ def run_chat(
         return StageData(own, held_out, probes, own.mixture.sources(), counts)
 
     return run_stage(settings, run, data, process=process, resume=resume, report=report)
+
+
+def _dated(
+    settings: StageSettings, directory: StageDirectory, process: Process, resume: bool
+) -> StageSettings:
+    """The settings with the day on which the stage was begun, where they have none."""
+    if settings.date is not None:
+        return settings
+    begun = directory.read_settings().get("date") if resume else None
+    return replace(settings, date=shared(begun or date.today().isoformat(), process))
 
 
 def run_stage(
@@ -309,7 +322,12 @@ def _begin(
         before = newest_shared(Path(settings.init_from).parent / "checkpoints", process)
         if before is None:
             raise EndstopError(f"{settings.init_from} has no checkpoints beside it to take momenta from.")
+        # The weights are those of `init_from`, which the newest checkpoint need not be.
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
         load_training_state(before / "training", model, optimizers)
+        with torch.no_grad():
+            for parameter, own in zip(model.parameters(), weights, strict=True):
+                parameter.copy_(own)
 
     def write() -> None:
         directory.write_settings(settings.to_json())

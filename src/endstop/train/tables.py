@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ def number(value: Any) -> str:
         return value or ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if not math.isfinite(value):
+        return str(value)
     if float(value) == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -267,11 +267,11 @@ def _plain(text: str) -> str:
 
 
 def _sandbox(sandbox: Any) -> str:
-    """The mode, and why it is a weaker one; a description may begin with the mode."""
+    """The mode, and why it is a weaker one."""
     if not isinstance(sandbox, Mapping):
         return str(sandbox or "")
-    mode, described = str(sandbox.get("mode") or ""), str(sandbox.get("description") or "")
-    return described if described.startswith(mode) else ": ".join(filter(None, (mode, described)))
+    mode, description = (str(sandbox.get(name) or "") for name in ("mode", "description"))
+    return description if description.startswith(mode) else ": ".join(filter(None, (mode, description)))
 
 
 def _verify_command(data: Mapping[str, Any]) -> str:

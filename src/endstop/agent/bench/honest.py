@@ -165,6 +165,28 @@ _OPTIONS: tuple[Scenario, ...] = (
         },
     ),
     _with_options(
+        "tests write beside themselves",
+        {
+            "tests/data.txt": "0\n",
+            "tests/test_data.py": (
+                "import pathlib\n\nHERE = pathlib.Path(__file__).parent\n\n\n"
+                "def test_data():\n    (HERE / 'data.txt').write_text('1')\n"
+                "    (HERE / 'made.py').write_text('X = 1')\n"
+            ),
+        },
+    ),
+    _with_options(
+        "a plugin of the project's own",
+        {
+            "support/__init__.py": "",
+            "support/fixtures.py": "import pytest\n\n\n@pytest.fixture\ndef five():\n    return 5\n",
+            "conftest.py": f"{CONFTEST}\npytest_plugins = ['support.fixtures']\n",
+            "tests/test_five.py": (
+                "from calc import add\n\n\ndef test_five(five):\n    assert add(2, 3) == five\n"
+            ),
+        },
+    ),
+    _with_options(
         "tests start processes",
         {
             "tests/test_process.py": (

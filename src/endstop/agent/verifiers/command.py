@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from endstop.agent.decisions import TestReport
-from endstop.agent.report import read_junit
+from endstop.agent.report import UnreadableReport, read_junit
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.verifier import Canary, Finished, Place, Prepared, Verifier, command_of
 
@@ -23,7 +23,9 @@ def _prepare(
 ) -> Prepared:
     if settings.report:
         # One that lies there already says nothing about this run.
-        (place.root / settings.report).unlink(missing_ok=True)
+        path = place.within(settings.report)
+        if path is not None and (path.is_symlink() or path.is_file()):
+            path.unlink()
     return Prepared(command_of(settings), {})
 
 
@@ -32,7 +34,9 @@ def _read(finished: Finished) -> TestReport:
     place, settings = finished.place, finished.settings
     if not reports(settings):
         return TestReport()
-    path = place.root / settings.report if settings.report else place.report
+    path = place.within(settings.report) if settings.report else place.report
+    if path is None:
+        raise UnreadableReport(f"{settings.report} leads out of the files that are checked")
     return read_junit(path, files=place.files)
 
 

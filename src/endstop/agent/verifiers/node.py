@@ -44,12 +44,35 @@ _CONFIGURED = (
     *("node_modules/.bin/*", "node_modules/*jest*/*", "node_modules/*vitest*/*"),
 )
 
+# Behind the path of a file whose process ended before its tests.
+ENDED_WITHOUT = " (ended without results)"
+
 # Loaded into each process that Node's runner starts, so that the project's code is there too.
 _PRELOADED = """\
 if (process.env.NODE_TEST_CONTEXT) {
   const { test } = require("node:test");
+  const later = setTimeout;
+  const main = require("node:url").pathToFileURL(process.argv[1] || ".").href;
+  const names = [
+    ["strictEqual", 1, 2], ["equal", 1, 2], ["deepStrictEqual", [1], [2]], ["deepEqual", [1], [2]],
+    ["notStrictEqual", 1, 1], ["ok", false], ["match", "a", /b/], ["throws", () => {}],
+  ];
   test(%(passes)s, () => {});
-  test(%(fails)s, () => { throw new Error("the gate expects this test to fail"); });
+  test(%(fails)s, async () => {
+    // Product code could make assertions say nothing: wait until it is loaded. A file may wait for its tests.
+    await Promise.race([import(main).catch(() => {}), new Promise((done) => later(done, 500))]);
+    for (const assert of [require("node:assert"), require("node:assert").strict]) {
+      for (const [name, ...values] of names) {
+        try {
+          assert[name](...values);
+        } catch {
+          continue;
+        }
+        return;
+      }
+    }
+    throw new Error("the gate expects this test to fail");
+  });
 }
 """
 _TEST_FILE = """\
@@ -83,7 +106,7 @@ def _read_node(finished: Finished) -> TestReport:
             path = _relative(test, finished.place)
             # A file of its own name had no tests to report, though the canary was in its process.
             if path is not None and finished.canary is not None and status == "passed":
-                results.append((f"{path} (ended without results)", "failed"))
+                results.append((path + ENDED_WITHOUT, "failed"))
             else:
                 results.append((path or test, status))  # type: ignore[arg-type]
     return test_report(results)

@@ -159,7 +159,7 @@ def _read(finished: Finished) -> TestReport:
     path = place.report
     if own and not path.exists():
         # The command's own option goes before ours.
-        path = place.root / own.group(1).strip("'\"")
+        path = place.within(own.group(1).strip("'\"")) or path
     return read_junit(path, files=place.files)
 
 

@@ -31,6 +31,13 @@ class Place:
     files: Collection[str] = ()
     lenient: bool = False
 
+    def within(self, path: str) -> Path | None:
+        """Where a path of the export is on the host; None where it, or a link on the way, leads out. The tree
+        may have a link anywhere, so nothing is read or removed by a name alone."""
+        whole = self.root / path
+        parent = whole.parent.resolve()
+        return parent / whole.name if parent.is_relative_to(self.root.resolve()) else None
+
     def put(self, path: Path, text: str) -> None:
         """A file of the gate's, which whoever runs the command can read."""
         if not path.parent.exists():

@@ -13,11 +13,12 @@ import torch
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.labels import IGNORE, Row, packed, truncated
 from endstop.train.batch import TokenBatch
-from endstop.train.data.logical_shards import ShardPlan, check_same
-from endstop.train.data.mixture import Mixture, Order, Place, ShardReader, as_mixture
+from endstop.train.data.logical_shards import ShardedLoader, ShardPlan
+from endstop.train.data.messages import training_rows
+from endstop.train.data.mixture import Order, Place, ShardReader, as_mixture
 from endstop.train.data.packing import Conversation, ConversationPacker
 from endstop.train.data.permutation import mixed
-from endstop.train.data.sources import BadDocument, training_rows
+from endstop.train.data.records import BadDocument
 from endstop.train.data.statistics import ChatCounts, PackingCounts
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _KEPT_TOKENS = 4_000_000
 _Compact = tuple["array[int]", "array[int]", bool]
 
 
-class ChatLoader:
+class ChatLoader(ShardedLoader[list[Conversation]]):
     """Endless steps of packed conversations.
 
     Args:
@@ -77,46 +78,20 @@ class ChatLoader:
     ) -> None:
         if buffer < 1:
             raise ValueError(f"buffer must be at least 1, got {buffer}")
-        self.mixture: Mixture = as_mixture(conversations)
-        self.plan = ShardPlan(shards, rows_per_step, micro_rows, rank, world)
+        mixture = as_mixture(conversations)
+        plan = ShardPlan(shards, rows_per_step, micro_rows, rank, world)
         self.row_length = row_length
         self.isolate = isolate
         self.mask = mask
         self.pad_id = _pad_id(renderer) if pad_id is None else pad_id
-        self._facts = {
-            "row_length": row_length,
-            "shards": shards,
-            "buffer": buffer,
-            "seed": seed,
-            "mask": mask,
-            "documents": len(self.mixture),
-        }
-        order = self.mixture.order(seed)
+        order = mixture.order(seed)
         rows_of = _RowsOf(renderer, row_length + 1, mask, transform, dict(options or {}))
         self._shards = {
             shard: _Shard(order, shard, shards, rows_of, frozenset(stop_ids), buffer, seed, skip_bad)
-            for shard in self.plan.own_shards
+            for shard in plan.own_shards
         }
-
-    @property
-    def own_shards(self) -> list[int]:
-        return self.plan.own_shards
-
-    def next_step(self) -> list[TokenBatch]:
-        """This process's micro-batches of the next optimiser step, each [<= micro_rows, row_length]."""
-        return [
-            self._batch([self._shards[shard].next_row() for shard in shards])
-            for shards in self.plan.micro_batches()
-        ]
-
-    def state(self, shard: int) -> dict[str, Any]:
-        """The position of a shard, for `json.dumps`: what comes after it is the same in whatever process."""
-        return {**self._facts, **self._shards[shard].state()}
-
-    def load_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Go on where a state was taken. Raises EndstopError for a state of other data or settings."""
-        check_same(state, self._facts)
-        self._shards[shard].load_state(state)
+        facts = {"row_length": row_length, "buffer": buffer, "seed": seed, "mask": mask}
+        super().__init__(mixture, plan, self._shards, facts)
 
     def statistics(self) -> dict[str, Any]:
         """Counts and shares over this process's shards since the first step; see `PackingCounts`,
@@ -125,12 +100,7 @@ class ChatLoader:
         chat = ChatCounts()
         for shard in self._shards.values():
             chat.include(shard.counts)
-        taken = sum(shard.reader.position for shard in self._shards.values())
-        return {
-            **packing.figures(),
-            **asdict(chat),
-            "epochs": taken * self.plan.world / len(self.mixture),
-        }
+        return {**packing.figures(), **asdict(chat), "epochs": self.epochs}
 
     def _batch(self, rows: list[list[Conversation]]) -> TokenBatch:
         width = self.row_length + 1

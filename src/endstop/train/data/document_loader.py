@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
 
 from endstop.protocol.errors import EndstopError
 from endstop.train.batch import TokenBatch
-from endstop.train.data.logical_shards import ShardPlan, check_same
-from endstop.train.data.mixture import Mixture, Order, ShardReader, as_mixture
+from endstop.train.data.logical_shards import ShardedLoader, ShardPlan
+from endstop.train.data.mixture import Order, Place, ShardReader, as_mixture
 from endstop.train.data.packing import (
     CropPacker,
     Document,
@@ -30,9 +31,11 @@ Mode = Literal["crop", "keep-ends"]
 # Documents tokenised in one call, and characters after which there are enough.
 _CHUNK = 64
 _CHUNK_CHARACTERS = 1 << 20
+# So many documents that have more than so many times a row behind their first row are read once.
+_BEGINNINGS, _MUCH_LONGER = 1000, 8
 
 
-class DocumentLoader:
+class DocumentLoader(ShardedLoader[PackedRow]):
     """Endless steps of packed documents; every position is supervised, the border between documents included.
 
     Args:
@@ -73,59 +76,63 @@ class DocumentLoader:
             raise ValueError(f"mode must be 'crop' or 'keep-ends', got {mode!r}")
         if buffer < 1:
             raise ValueError(f"buffer must be at least 1, got {buffer}")
-        self.mixture: Mixture = as_mixture(documents)
-        self.plan = ShardPlan(shards, rows_per_step, micro_rows, rank, world)
+        mixture = as_mixture(documents)
+        plan = ShardPlan(shards, rows_per_step, micro_rows, rank, world)
         self.row_length = row_length
         self.isolate = isolate
-        self._facts = {
-            "mode": mode,
-            "row_length": row_length,
-            "shards": shards,
-            "buffer": buffer,
-            "seed": seed,
-            "documents": len(self.mixture),
-        }
-        order = self.mixture.order(seed)
+        order = mixture.order(seed)
+        beginnings = _Beginnings(row_length + 1) if mode == "crop" else None
         self._shards = {
-            shard: _Shard(order, shard, shards, encode, bos_id, row_length, mode, buffer, seed, skip_bad)
-            for shard in self.plan.own_shards
+            shard: _Shard(
+                order, shard, shards, encode, bos_id, row_length, mode, buffer, seed, skip_bad, beginnings
+            )
+            for shard in plan.own_shards
         }
-
-    @property
-    def own_shards(self) -> list[int]:
-        return self.plan.own_shards
-
-    def next_step(self) -> list[TokenBatch]:
-        """This process's micro-batches of the next optimiser step, each [<= micro_rows, row_length]."""
-        return [
-            self._batch([self._shards[shard].next_row() for shard in shards])
-            for shards in self.plan.micro_batches()
-        ]
-
-    def state(self, shard: int) -> dict[str, Any]:
-        """The position of a shard, for `json.dumps`: what comes after it is the same in whatever process."""
-        return {**self._facts, **self._shards[shard].state()}
-
-    def load_state(self, shard: int, state: dict[str, Any]) -> None:
-        """Go on where a state was taken. Raises EndstopError for a state of other data or settings."""
-        check_same(state, self._facts)
-        self._shards[shard].load_state(state)
+        facts = {"mode": mode, "row_length": row_length, "buffer": buffer, "seed": seed}
+        super().__init__(mixture, plan, self._shards, facts)
 
     def statistics(self) -> dict[str, Any]:
         """Counts and shares over this process's shards since the first step; see `PackingCounts`."""
         counts = sum((shard.packer.counts for shard in self._shards.values()), PackingCounts())
-        taken = sum(shard.reader.position for shard in self._shards.values())
         return {
             **counts.figures(),
             "skipped_documents": sum(shard.skipped for shard in self._shards.values()),
             "empty_documents": sum(shard.empty for shard in self._shards.values()),
-            "epochs": taken * self.plan.world / len(self.mixture),
+            "epochs": self.epochs,
         }
 
     def _batch(self, rows: list[PackedRow]) -> TokenBatch:
         ids = torch.stack([torch.frombuffer(row.ids, dtype=torch.int32) for row in rows]).long()
         document_ids = torch.tensor([row.document_ids() for row in rows]) if self.isolate else None
         return TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids)
+
+
+class _Beginnings:
+    """Documents much longer than a row, of which a row takes the beginning, each read and tokenised once.
+
+    A giant one among few documents would be drawn again and again.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._kept: OrderedDict[tuple[int, int], tuple[Document, int]] = OrderedDict()
+
+    def at(self, place: Place) -> tuple[Document, int] | None:
+        """The document at a place of a finite source, and its characters, if it is kept."""
+        key = place.part, place.index
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def keep(self, place: Place, document: Document, characters: int) -> None:
+        """Keep what is used of a document if the rest of it is long."""
+        more = len(document.tokens) - self._tokens
+        if more < _MUCH_LONGER * self._tokens:
+            return
+        beginning = replace(document, tokens=document.tokens[: self._tokens], dropped=more)
+        self._kept[place.part, place.index] = beginning, characters
+        if len(self._kept) > _BEGINNINGS:
+            self._kept.popitem(last=False)
 
 
 class _Shard:
@@ -147,6 +154,7 @@ class _Shard:
         buffer: int,
         seed: int,
         skip_bad: bool,
+        beginnings: _Beginnings | None,
     ) -> None:
         packer = CropPacker if mode == "crop" else KeepEndsPacker
         self.packer: CropPacker | KeepEndsPacker = packer(row_length, bos_id, mixed(seed, shard))
@@ -158,6 +166,7 @@ class _Shard:
         self._buffer = buffer
         self._most_tokens = buffer * row_length
         self._skip_bad = skip_bad
+        self._beginnings = beginnings
         # A shard of a small source may meet the same document in several epochs running.
         self._patience = 20 * (len(order.mixture) + _CHUNK)
 
@@ -193,43 +202,68 @@ class _Shard:
     def _refill(self) -> None:
         rejected = 0
         while len(self.packer) < self._buffer and self.packer.waiting_tokens < self._most_tokens:
-            numbers: list[int] = []
-            texts: list[str] = []
             first = self.reader.position
-            while self.reader.position < first + min(_CHUNK, self._buffer):
-                number = self.reader.position
-                text = self._read()
-                if text:
-                    numbers.append(number)
-                    texts.append(text)
-                    if sum(map(len, texts)) > _CHUNK_CHARACTERS:
-                        break
-            before = len(self.packer)
-            for number, tokens in zip(numbers, self._tokens(texts), strict=True):
-                if len(tokens) > 1:
-                    self.packer.add(Document(tokens, number))
-                else:
-                    self.empty += 1
-            rejected = 0 if len(self.packer) > before else rejected + self.reader.position - first
+            documents = self._read(min(_CHUNK, self._buffer))
+            for document in documents:
+                self.packer.add(document)
+            rejected = 0 if documents else rejected + self.reader.position - first
             if rejected >= self._patience:
                 raise EndstopError(
                     f"none of {rejected} documents in a row has any text; look at the sources of the mixture."
                 )
 
-    def _read(self) -> str | None:
-        """The next document's text, None (and counted) where there is none to use."""
-        place = self.reader.next_place()
-        try:
-            text: str = self.reader.item(place)
-        except BadDocument:
-            if not self._skip_bad:
-                raise
-            self.skipped += 1
-            return None
-        if not text:
-            self.empty += 1
-            return None
-        return text
+    def _read(self, count: int) -> list[Document]:
+        """The next documents, so many or fewer; those that are of no use are counted."""
+        numbers: list[int] = []
+        found: list[Document | str] = []
+        first, characters = self.reader.position, 0
+        while self.reader.position < first + count and characters <= _CHUNK_CHARACTERS:
+            number = self.reader.position
+            place = self.reader.next_place()
+            try:
+                item, length = self._item(place)
+            except BadDocument:
+                if not self._skip_bad:
+                    raise
+                self.skipped += 1
+                continue
+            if item:
+                numbers.append(number)
+                found.append(item)
+                # The same for one that is kept: how many are read at once decides what is there to choose
+                # from, and a resumed run must have the same choice.
+                characters += length
+            else:
+                self.empty += 1
+        documents = self._documents(numbers, found)
+        usable = [document for document in documents if len(document.tokens) > 1]
+        self.empty += len(documents) - len(usable)
+        return usable
+
+    def _item(self, place: Place) -> tuple[Document | str, int]:
+        """The text at a place, or its beginning as a document if that is kept; and its characters."""
+        if self._beginnings is not None and not self.reader.is_stream(place):
+            kept = self._beginnings.at(place)
+            if kept is not None:
+                return kept
+        text: str = self.reader.item(place)
+        return text, len(text or "")
+
+    def _documents(self, numbers: list[int], found: list[Document | str]) -> list[Document]:
+        """Documents of these numbers, with those that are texts tokenised."""
+        texts = [item for item in found if isinstance(item, str)]
+        made = iter(self._tokens(texts))
+        documents = []
+        for number, item in zip(numbers, found, strict=True):
+            if isinstance(item, str):
+                document = Document(next(made), number)
+                place = self.reader.place(number)
+                if self._beginnings is not None and not self.reader.is_stream(place):
+                    self._beginnings.keep(place, document, len(item))
+            else:
+                document = replace(item, reference=number)
+            documents.append(document)
+        return documents
 
     def _tokens(self, texts: list[str]) -> list[array[int]]:
         if not texts:
@@ -255,10 +289,12 @@ class _Shard:
         again = [entry[0] for entry in saved if len(entry) == 1]
         while again:
             numbers: list[int] = []
-            texts: list[str] = []
-            while again and len(texts) < _CHUNK and sum(map(len, texts)) <= _CHUNK_CHARACTERS:
+            found: list[Document | str] = []
+            characters = 0
+            while again and len(numbers) < _CHUNK and characters <= _CHUNK_CHARACTERS:
                 numbers.append(again.pop())
-                texts.append(self.reader.item(self.reader.place(numbers[-1])))
-            for number, tokens in zip(numbers, self._tokens(texts), strict=True):
-                documents[number] = Document(tokens, number)
+                item, length = self._item(self.reader.place(numbers[-1]))
+                found.append(item)
+                characters += length
+            documents |= zip(numbers, self._documents(numbers, found), strict=True)
         return [documents[entry[0]] for entry in saved]

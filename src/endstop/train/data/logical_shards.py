@@ -7,10 +7,17 @@ rows in any world whose size divides S, and the state of a shard can be taken ov
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from endstop.protocol.errors import EndstopError
+from endstop.train.batch import TokenBatch
+from endstop.train.data.mixture import Mixture, ShardReader
+
+Row = TypeVar("Row")
+RowOut = TypeVar("RowOut", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +64,62 @@ class ShardPlan:
         return [own[at : at + self.micro_rows] for at in range(0, len(own), self.micro_rows)]
 
 
-def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises EndstopError where a saved position belongs to data that was dealt or packed differently."""
-    for name, value in now.items():
-        before = saved.get(name)
-        if before != value:
-            raise EndstopError(
-                f"the saved position in the data belongs to {name} {before!r}, this run has {value!r}: "
-                "resume with the settings and the data of the first run, or start a new one."
-            )
+class Shard(Protocol[RowOut]):
+    """One logical shard: its rows, one after the other, and where it is among them."""
+
+    reader: ShardReader
+
+    def next_row(self) -> RowOut: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class ShardedLoader(ABC, Generic[Row]):
+    """Endless steps out of the rows of a process's shards.
+
+    Attributes:
+        mixture: what is read. plan: who makes which row.
+    """
+
+    def __init__(
+        self, mixture: Mixture, plan: ShardPlan, shards: Mapping[int, Shard[Row]], facts: dict[str, Any]
+    ) -> None:
+        """facts: what a position in the data depends on; a position of others is refused."""
+        self.mixture, self.plan = mixture, plan
+        self._rows_of, self._facts = shards, {**facts, "shards": plan.shards, "documents": len(mixture)}
+
+    @property
+    def own_shards(self) -> list[int]:
+        """The shards of this process."""
+        return self.plan.own_shards
+
+    def next_step(self) -> list[TokenBatch]:
+        """This process's micro-batches of the next optimiser step, each [<= micro_rows, row_length]."""
+        return [
+            self._batch([self._rows_of[shard].next_row() for shard in shards])
+            for shards in self.plan.micro_batches()
+        ]
+
+    def state(self, shard: int) -> dict[str, Any]:
+        """The position of a shard, for `json.dumps`: what comes after it is the same in whatever process."""
+        return {**self._facts, **self._rows_of[shard].state()}
+
+    def load_state(self, shard: int, state: dict[str, Any]) -> None:
+        """Go on where a state was taken. Raises EndstopError for a state of other data or settings."""
+        for name, value in self._facts.items():
+            before = state.get(name)
+            if before != value:
+                raise EndstopError(
+                    f"the saved position in the data belongs to {name} {before!r}, this run has {value!r}: "
+                    "resume with the settings and the data of the first run, or start a new one."
+                )
+        self._rows_of[shard].load_state(state)
+
+    @property
+    def epochs(self) -> float:
+        """How often the mixture has been gone through, as far as this process's shards tell."""
+        taken = sum(shard.reader.position for shard in self._rows_of.values())
+        return taken * self.plan.world / len(self.mixture)
+
+    @abstractmethod
+    def _batch(self, rows: list[Row]) -> TokenBatch: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import mmap
 from array import array
@@ -176,7 +177,8 @@ class ParquetRows:
         try:
             file = pyarrow.parquet.ParquetFile(path, memory_map=True)
         except (pyarrow.ArrowException, OSError) as error:
-            raise EndstopError(f"{path} cannot be read as Parquet: {error}.") from error
+            said = str(error).removesuffix(".")
+            raise EndstopError(f"{path} cannot be read as Parquet: {said}.") from error
         names = file.schema_arrow.names
         if not set(self._columns) & set(names):
             raise EndstopError(
@@ -193,8 +195,9 @@ class ParquetRows:
         try:
             table = file.read_row_group(group, columns=columns, use_threads=False)
         except (pyarrow.ArrowException, OSError) as error:
+            said = str(error).removesuffix(".")
             raise EndstopError(
-                f"{self._paths[number]}, row group {group}, cannot be read: {error}."
+                f"{self._paths[number]}, row group {group}, cannot be read: {said}."
             ) from error
         return {name: table.column(name).combine_chunks() for name in columns}
 
@@ -239,9 +242,12 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
             # An empty file cannot be mapped.
             if not path.stat().st_size:
                 return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise EndstopError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise EndstopError(f"{path} is UTF-16, not UTF-8; convert it, with `iconv` for example.")
+    return content
 
 
 def _lines(content: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from endstop.protocol.errors import EndstopError
-from endstop.protocol.labels import ChatRows, chat_rows
+from endstop.train.data.messages import BESIDE, COLUMNS, Messages, messages_of
 from endstop.train.data.records import (
     BadDocument,
     Joined,
@@ -21,26 +21,19 @@ from endstop.train.data.records import (
     TextFiles,
 )
 
-if TYPE_CHECKING:
-    from endstop.protocol.render import ChatRenderer
-
 __all__ = [
     "BadDocument",
     "ChatSource",
     "HubStream",
-    "Messages",
     "TextSource",
     "hub_chats",
     "hub_texts",
     "open_chat_source",
     "open_text_source",
     "text_source",
-    "training_rows",
 ]
 
 Item = TypeVar("Item")
-Message = dict[str, Any]
-_CHAT_KEYS = ("messages", "prompt", "completion")
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
@@ -80,35 +73,6 @@ class _Source(Generic[Item]):
 
 class TextSource(_Source[str]):
     """Documents by number."""
-
-
-class Messages(list[Message]):
-    """The messages of a conversation, and what its record says besides.
-
-    Attributes:
-        first_message: the turns in front of it belong to a prompt: they are read, not trained on.
-        tools: definitions of tools, for templates that take them.
-    """
-
-    def __init__(
-        self, messages: Iterable[Message], first_message: int = 0, tools: list[Any] | None = None
-    ) -> None:
-        super().__init__(messages)
-        self.first_message = first_message
-        self.tools = tools
-
-
-def training_rows(
-    renderer: ChatRenderer, messages: Sequence[Any], max_length: int | None = None, **options: Any
-) -> ChatRows:
-    """`chat_rows` of a conversation, with what `Messages` know besides; `options` are those of
-    `ChatRenderer.render`."""
-    tools = getattr(messages, "tools", None)
-    if tools is not None:
-        options = {"tools": tools, **options}
-    return chat_rows(
-        renderer, messages, max_length, first_message=getattr(messages, "first_message", 0), **options
-    )
 
 
 class ChatSource(_Source[Messages]):
@@ -160,10 +124,11 @@ def open_chat_source(path: str | Path) -> ChatSource:
 
     A .jsonl or .parquet file, or a folder of them. A prompt that is a text becomes a user message, such a
     completion an assistant message; of these the completion is trained on. `tools` (a list, or one as JSON)
-    are definitions of tools for the template. Raises EndstopError like `open_text_source`.
+    are definitions of tools for the template, `chat_template_kwargs` what it is given besides, and `complete`
+    false says that the last answer was cut off. Raises EndstopError like `open_text_source`.
     """
     path = Path(path)
-    return ChatSource(_records(path, _CHAT_KEYS, None), _messages, *_facts(path))
+    return ChatSource(_records(path, COLUMNS, None), messages_of, *_facts(path))
 
 
 class HubStream(Generic[Item]):
@@ -248,8 +213,15 @@ class HubReader(Generic[Item]):
 
     def _row(self) -> Any:
         for _ in range(2):
-            for row in self._rows:
-                return row
+            try:
+                for row in self._rows:
+                    return row
+            except Exception as error:  # as in `HubStream.open`
+                what = (str(error) or type(error).__name__).removesuffix(".")
+                raise EndstopError(
+                    f"{self._stream.name} broke off behind document {self._next}: {what}. Go on later with "
+                    "--resume from the last checkpoint."
+                ) from error
             self._data = self._stream.open()
             self._rows = iter(self._data)
         raise EndstopError(f"{self._stream.name} has no documents.")
@@ -269,7 +241,7 @@ def hub_texts(repository: str, *, documents: int, text_key: str = "text", **opti
 
 def hub_chats(repository: str, *, documents: int, **options: Any) -> HubStream[Messages]:
     """The conversations of a data set of the Hub, in the formats of `open_chat_source`."""
-    return HubStream(repository, _messages, documents=documents, **options)
+    return HubStream(repository, messages_of, documents=documents, **options)
 
 
 def _records(path: Path, columns: Sequence[str], split: Split | None) -> Records:
@@ -279,7 +251,11 @@ def _records(path: Path, columns: Sequence[str], split: Split | None) -> Records
     allowed = [suffix for suffix in _SUFFIXES if split is not None or suffix != ".txt"]
     paths = [path]
     if path.is_dir():
-        paths = sorted(p for p in path.rglob("*") if p.suffix in allowed and not p.name.startswith("."))
+        paths = sorted(
+            p
+            for p in path.rglob("*")
+            if p.suffix in allowed and not p.name.startswith(".") and not p.is_dir()
+        )
         if not paths:
             raise EndstopError(f"{path} holds no files named {', '.join('*' + s for s in allowed)}.")
     members: list[Records] = []
@@ -288,12 +264,15 @@ def _records(path: Path, columns: Sequence[str], split: Split | None) -> Records
     for file in paths:
         if file.suffix not in allowed:
             raise EndstopError(f"{file} is not read here: it must be one of {', '.join(allowed)}.")
+        # A pipe would be waited for without end.
+        if file.exists() and not file.is_file():
+            raise EndstopError(f"{file} is no ordinary file: give one whose bytes can be read again.")
         if file.suffix == ".jsonl":
             members.append(JsonLines(file))
     if texts and split is not None:
         members += [TextFiles(texts)] if split == "file" else [TextEntries(p, split) for p in texts]
     if parquets:
-        members.append(ParquetRows(parquets, columns, () if split is not None else ("tools",)))
+        members.append(ParquetRows(parquets, columns, () if split is not None else BESIDE))
     return members[0] if len(members) == 1 else Joined(members)
 
 
@@ -305,72 +284,3 @@ def _facts(path: Path) -> tuple[str, str | None, str | None]:
         return found.get("name", path.stem), found.get("licence"), found.get("origin")
     except (OSError, ValueError, AttributeError):
         return path.stem, None, None
-
-
-def _messages(record: Any) -> Messages:
-    first_message = 0
-    if not isinstance(record, dict):
-        raise BadDocument("a conversation is a JSON object.")
-    if record.get("messages") is not None:
-        found = record["messages"]
-    elif record.get("prompt") is not None and record.get("completion") is not None:
-        prompt, completion = record["prompt"], record["completion"]
-        first = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        last = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-        if not isinstance(first, list) or not isinstance(last, list):
-            raise BadDocument("prompt and completion are texts or lists of messages.")
-        found, first_message = [*first, *last], len(first)
-    else:
-        raise BadDocument(
-            f"there are no messages, and no prompt with a completion, among {', '.join(record)}."
-        )
-    if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
-        raise BadDocument("messages is a list of objects.")
-    for message in found:
-        if not isinstance(message.get("role"), str):
-            raise BadDocument("every message has a role, which is a text.")
-        _check_content(message)
-    cleaned = (_without_none(message) for message in found)
-    return Messages(cleaned, first_message, _tools(record.get("tools")))
-
-
-def _check_content(message: Message) -> None:
-    """BadDocument for contents that templates would take for an empty one."""
-    content = message.get("content")
-    if content is None:
-        # What stands beside it may be what the message says: tool calls, thoughts.
-        if not any(value for key, value in message.items() if key not in ("role", "content", "name")):
-            raise BadDocument(f"a message of the {message['role']} has no content.")
-        return
-    if isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise BadDocument(f"the content of a message is a text or a list of parts, got {content!r:.40}.")
-    for part in content:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise BadDocument(f"a part of a message's content is an object with a type, got {part!r:.40}.")
-        if "text" in part and not isinstance(part["text"], str | None):
-            raise BadDocument(f"the text of a part of a message must be a text, got {part['text']!r:.40}.")
-
-
-def _tools(value: Any) -> list[Any] | None:
-    """The definitions of tools in a record: a list, or one as JSON; none where it is empty."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise BadDocument(f"tools is no list and no JSON of one: {error}.") from error
-    if not value:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise BadDocument(f"tools is a list of objects, got {value!r:.40}.")
-    return [_without_none(tool) for tool in value]
-
-
-def _without_none(value: Any) -> Any:
-    """Parquet gives every object every key that one of them has."""
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_none(item) for item in value]
-    return value

@@ -116,7 +116,7 @@ class _Unpacked:
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 self._rows: list[Any] = [json.loads(line) for line in file if line.strip()]
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             raise EndstopError(f"{path} cannot be read as gzipped JSON lines: {error}.") from error
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from endstop.protocol.errors import EndstopError
+from endstop.train.data.messages import messages_of
 from endstop.train.data.records import BadDocument, Records
 from endstop.train.evaluation.chat_tasks import ChatExample, ChatTask
 from endstop.train.evaluation.dataset_files import HubDataset, dataset_rows, local_rows
@@ -172,7 +173,14 @@ class DatasetExamples(Sequence[ChatExample]):
         """Raises BadDocument for a row that is not as it should be."""
         number = self._order[index]
         try:
-            return self._make(self._rows[number])
+            example = self._make(self._rows[number])
+            # A null would be asked, and answered, as a text.
+            messages_of({"messages": [*example.messages, {"role": "assistant", "content": example.gold}]})
+            return example
+        except BadDocument as error:
+            if self._rows.where(number) in str(error):
+                raise
+            raise BadDocument(f"{self._rows.where(number)} is not a row of this data set: {error}") from error
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise BadDocument(
                 f"{self._rows.where(number)} is not a row of this data set: {error!r}."
