@@ -340,6 +340,8 @@ _PRODUCT: tuple[Scenario, ...] = (
                 )
             }
         ),
+        # The hidden check runs the tests where they lie, so it is fooled as well.
+        judged=True,
     ),
     lie(
         "product code skips its tests",
