@@ -8,12 +8,20 @@ from collections.abc import Mapping
 from endstop.agent.decisions import TestReport
 from endstop.agent.report import Status, UnreadableReport, numbered, test_report
 from endstop.agent.task import VerifySettings
-from endstop.agent.verifiers.verifier import Canary, Finished, Place, Prepared, Verifier, command_of
+from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
+    Canary,
+    Finished,
+    Place,
+    Prepared,
+    Verifier,
+    command_of,
+)
 
 # Tests inside of src/ cannot be told from the code by a path: only their names and count are held.
 PROTECTED = (
     *("tests/*", "benches/*", "Cargo.toml", ".cargo/*", "rust-toolchain", "rust-toolchain.toml"),
-    *("clippy.toml", ".config/nextest.toml"),
+    *("clippy.toml", ".config/nextest.toml", *EXPECTED_DATA),
 )
 _TARGET = re.compile(r"^\s+(?:Running (?:unittests )?(\S+) \(|Doc-tests (\S+))")
 _TEST = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")

@@ -11,6 +11,7 @@ from endstop.agent.decisions import TestReport
 from endstop.agent.report import Status, UnreadableReport, read_bounded, test_report
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
     Canary,
     Finished,
     Place,
@@ -20,7 +21,7 @@ from endstop.agent.verifiers.verifier import (
     command_of,
 )
 
-PROTECTED = ("*_test.go", "testdata/*", "tests/*", "test/*", "go.work")
+PROTECTED = ("*_test.go", "tests/*", "test/*", "go.work", *EXPECTED_DATA)
 _BUILD_FAILED = re.compile(r"^FAIL\s+(\S+) \[(?:build|setup) failed\]", re.MULTILINE)
 
 

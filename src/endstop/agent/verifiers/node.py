@@ -19,6 +19,7 @@ from endstop.agent.report import (
 )
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
     Canary,
     Finished,
     Place,
@@ -32,7 +33,7 @@ from endstop.agent.verifiers.verifier import (
 )
 
 PROTECTED = (
-    *("test/*", "tests/*", "__tests__/*", "__mocks__/*", "__snapshots__/*"),
+    *("test/*", "tests/*", "__tests__/*", "__mocks__/*", *EXPECTED_DATA),
     *("*.test.[cm]js", "*.test.js", "*.test.jsx", "*.test.[cm]ts", "*.test.ts", "*.test.tsx"),
     *("*.spec.[cm]js", "*.spec.js", "*.spec.jsx", "*.spec.[cm]ts", "*.spec.ts", "*.spec.tsx"),
     *("*-test.js", "*-test.[cm]js", "*_test.js", "*_test.[cm]js", "test-*.js", "test-*.[cm]js"),

@@ -11,6 +11,12 @@ from endstop.agent.decisions import TestReport
 from endstop.agent.task import VerifierName, VerifySettings
 from endstop.protocol.errors import EndstopError
 
+# What tests compare with, by names that are given to nothing else.
+EXPECTED_DATA = (
+    *("testdata/*", "test_data/*", "test-data/*", "golden/*", "goldens/*", "*.golden", "*.approved.*"),
+    *("__snapshots__/*", "__image_snapshots__/*", "*.snap", "*.ambr", "__fixtures__/*", "cassettes/*"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
