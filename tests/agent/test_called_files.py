@@ -39,14 +39,22 @@ FILES = {
     ("command", "found"),
     [
         ("pytest", []),
-        ("make", [".env", "config.inc"]),
+        ("make", [".env", "config.inc", "missing.inc"]),
         (
             "make -s test X=1",
-            [".env", "ci/after.py", "config.inc", "lib/common", "scripts/run.sh", "tools/lint.sh"],
+            [
+                ".env",
+                "ci/after.py",
+                "config.inc",
+                "lib/common",
+                "missing.inc",
+                "scripts/run.sh",
+                "tools/lint.sh",
+            ],
         ),
-        ("npm test", [".env", "config.inc", "scripts/check.js", "tools/lint.sh"]),
+        ("npm test", [".env", "config.inc", "missing.inc", "scripts/check.js", "tools/lint.sh"]),
         ("cd . && sh scripts/run.sh", ["lib/common"]),
-        ("make nothing", [".env", "config.inc"]),
+        ("make nothing", [".env", "config.inc", "missing.inc"]),
     ],
 )
 def test_files_that_are_called(command: str, found: list[str], tmp_path: Path) -> None:

@@ -59,16 +59,13 @@ def _setup_cfg(content: bytes) -> Any:
 
 def _section(text: str, name: str) -> list[str] | None:
     """The lines of a section, or of several of that name; None for what is read in parts or not there."""
-    if name == "options.entry_points":
-        return None
-    lines, inside, there = [], False, False
-    for line in text.splitlines():
+    lines, inside = [], False
+    for line in text.removeprefix("\ufeff").splitlines():
         if line.startswith("["):
             inside = re.split("[#;]", line)[0].rstrip() == f"[{name}]"
-            there |= inside
-        elif inside and line.strip() and not line.startswith(("#", ";")):
+        if inside and line.strip() and not line.startswith(("#", ";")):
             lines.append(line.rstrip())
-    return lines if there else None
+    return lines if lines and name != "options.entry_points" else None
 
 
 def _package_json(content: bytes) -> Any:

@@ -172,10 +172,12 @@ class Verification:
         known = self.trees.paths(self.baseline_tree)
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
-        files.update(called_files(self.trees, self.baseline_tree, self.settings.command or ""))
+        called = called_files(self.trees, self.baseline_tree, self.settings.command or "")
+        files.update(called)
         report = TestReport(passed=frozenset(baseline.tests))
         required = [test for wanted in self.settings.required for test in find_tests(wanted, report)]
-        self.protected = self.protected.widened(sorted(path for path in files if path in known), required)
+        absent = ["/" + path for path in called if path not in known]
+        self.protected = self.protected.widened(sorted(files & known.keys()), required, absent)
 
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)

@@ -15,6 +15,15 @@ from endstop.protocol.errors import EndstopError
 EXPECTED_DATA = (
     *("testdata/*", "test_data/*", "test-data/*", "golden/*", "goldens/*", "*.golden", "*.approved.*"),
     *("__snapshots__/*", "__image_snapshots__/*", "*.snap", "*.ambr", "__fixtures__/*", "cassettes/*"),
+    *("expected/*", "*.expected", "expected*.txt", "expected*.json", "*[-_.]expected*.txt"),
+    *(
+        "*[-_.]expected*.json",
+        "expected*.out",
+        "*[-_.]expected*.out",
+        "expected*.csv",
+        "expected*.xml",
+        "expected*.html",
+    ),
 )
 
 
