@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from endstop.agent.decisions import VerifierRun
 from endstop.agent.verifiers.verifier import Canary, failing, passing
 
@@ -33,3 +35,17 @@ def canary_problem(run: VerifierRun, canary: Canary, *, exit_tells: bool) -> str
     if exit_tells and run.exit_code == 0:
         return "the command exited with 0 in spite of it"
     return ""
+
+
+def is_reported(run: VerifierRun, canary: Canary) -> bool:
+    """Whether any of the gate's tests is in the report."""
+    report = run.report
+    tests = report.passed | report.failed | report.skipped if report is not None else ()
+    return any(canary.token in test for test in tests)
+
+
+def failed_in(run: VerifierRun, canary: Canary, unit: Callable[[str], str]) -> set[str]:
+    """Units of the run in which the test that must fail did. Of one name each counts: `lib.rs#2`."""
+    failed = run.report.failed if run.report is not None else frozenset()
+    ids = [test for test in failed if failing(canary) in test]
+    return {unit(test) + "".join(test.partition("#")[1:]) for test in ids}

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from endstop.agent.called_files import called_files
-from endstop.agent.canary import canary_problem, others_failed
+from endstop.agent.canary import canary_problem, failed_in, is_reported, others_failed
 from endstop.agent.check_run import CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
@@ -43,6 +43,7 @@ class BaselineResult:
         executed: number of tests. tests: their ids, without those that could not be loaded.
         failed: ids, those that could not be loaded too.
         canary: the way in which the gate's own tests are brought in; "" where there is none.
+        canary_units: where it is in each, what ran in a process of its own and had it.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
         rewrites: files deciding about the tests that the command changes by itself.
@@ -57,6 +58,7 @@ class BaselineResult:
     failed: tuple[str, ...]
     timed_out: bool = False
     canary: str = ""
+    canary_units: tuple[str, ...] = ()
     canary_strict: bool = False
     exit_tells: bool = True
     rewrites: tuple[str, ...] = ()
@@ -160,7 +162,9 @@ class Verification:
         kept = data["baseline"]
         baseline = None
         if kept is not None and kept["command"] == settings.command:
-            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes")}
+            lists = {
+                name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes", "canary_units")
+            }
             baseline = BaselineResult(**{**kept, **lists})
         made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
         made.runs = int(data["runs"])
@@ -225,9 +229,11 @@ class Verification:
                     exit_tells = second.exit_code != 0
                     if not exit_tells:
                         notes.append("the command's exit code says nothing about failures, only its report")
+                    unit = self._verifier.unit
                     return replace(
                         result,
                         canary=mode,
+                        canary_units=tuple(sorted(failed_in(second, canary, unit))) if unit else (),
                         canary_strict=True,
                         exit_tells=exit_tells,
                         notes=tuple(notes),
@@ -266,6 +272,7 @@ class Verification:
             if not problem and (unstable := _flipped(first, second, canary)):
                 runs.append(second)
                 return flaky(unstable)
+            problem = self._in_units(tree, first, second, canary, problem)
             others = sorted(others_failed(second, canary))
             if not problem and others:
                 problem = f"with it other tests failed: {listed(others)}"
@@ -279,6 +286,25 @@ class Verification:
             f"own, one of which must fail, and {problem}",
             would_pass="every test's result is reported as it is; nothing in the code changes or hides any",
         )
+
+    def _in_units(
+        self, tree: str, first: VerifierRun, second: VerifierRun, canary: Canary, problem: str
+    ) -> str:
+        """The problem, where a canary can be asked for in what runs in processes of its own."""
+        if (unit := self._verifier.unit) is None or self.baseline is None:
+            return problem
+        ran = {unit(test) for test in (first.report.passed if first.report else ())}
+        if self.baseline.canary:
+            expected = {name for name in self.baseline.canary_units if name.partition("#")[0] in ran}
+        elif is_reported(second, canary) or re.fullmatch(self._verifier.plain, self.settings.command or ""):
+            # Nothing ran on the baseline. Of Rust, documentation has none, nor has a harness of one's own.
+            texts = {name: self.trees.read(tree, name) for name in ran if " " not in name}
+            expected = {name for name, text in texts.items() if text is None or b"[test]" in text}
+        else:
+            return ""  # the command may leave it out
+        without = sorted(expected - failed_in(second, canary, unit))
+        missing = f"the one that must fail was not reported in {listed(without)}"
+        return problem or (missing if without else "")
 
     def _run_with_canary(
         self, tree: str, mode: str, first: VerifierRun, *, lenient: bool = False

@@ -105,6 +105,9 @@ class Verifier:
         read: raises UnreadableReport.
         canary_modes: in the order in which they are tried on the baseline; none where the runner has no
             place for one, and `instead` then says what takes its place.
+        unit: from a test's id to what runs in a process of its own, where the canary is in each of them; the
+            command may well leave the canary out (a filter by name), so that it is asked for only where it
+            was seen, or the command is `plain`: one that leaves no test out.
         text: the output as people read it, where the command's own is for machines.
     """
 
@@ -114,6 +117,8 @@ class Verifier:
     read: Callable[[Finished], TestReport]
     canary_modes: tuple[str, ...] = ()
     instead: str = ""
+    unit: Callable[[str], str] | None = None
+    plain: str = ""
     text: Callable[[Finished], str] | None = None
 
 
