@@ -68,12 +68,13 @@ class Canary:
 
     Attributes:
         mode: how it is brought in, one of the verifier's. token: random, part of its names.
-        beside: a test file of the project, "" where none is known.
+        beside: a test file of the project, "" where none is known. files: all in which tests ran.
     """
 
     mode: str
     token: str
     beside: str = ""
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
