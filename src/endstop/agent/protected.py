@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
 from functools import cached_property
 
@@ -88,6 +88,7 @@ class Protected:
         listed: required tests, by id.
         python: whether modules that come before the runner's own, or before a protected one, are looked for.
         tops: directories from which modules are imported, besides the top and src.
+        watched: tells what changed outside of the trees and counts like a protected path.
     """
 
     def __init__(
@@ -98,15 +99,22 @@ class Protected:
         listed: Iterable[str] = (),
         python: bool = False,
         tops: Iterable[str] = (),
+        watched: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.patterns = tuple(dict.fromkeys(patterns))
         self.allow = tuple(dict.fromkeys(allow))
         self.listed = tuple(dict.fromkeys(listed))
         self.python = python
         self.tops = tuple(dict.fromkeys(tops))
+        self.watched = watched
 
     @classmethod
-    def of(cls, task: Task, settings: VerifySettings | None = None) -> Protected:
+    def of(
+        cls,
+        task: Task,
+        settings: VerifySettings | None = None,
+        watched: Callable[[], Sequence[str]] = tuple,
+    ) -> Protected:
         """What a task protects, with its verifier and its command filled in."""
         settings = settings or task.verify
         patterns = list(task.protected)
@@ -120,9 +128,15 @@ class Protected:
             listed=settings.required,
             python=settings.verifier in ("pytest", "unittest", "command"),
             tops=_DIRECTORY.findall(settings.command or ""),
+            watched=watched,
         )
 
-    def widened(self, files: Iterable[str], listed: Iterable[str], patterns: Iterable[str] = ()) -> Protected:
+    def widened(
+        self,
+        files: Iterable[str],
+        listed: Iterable[str],
+        patterns: Iterable[str] = (),
+    ) -> Protected:
         """The same with the files in which the baseline's tests are, the ids of the required ones, and with
         patterns of what the command calls."""
         more = [path for path in files if not self._matches(path)]
@@ -132,6 +146,7 @@ class Protected:
             listed=[*self.listed, *listed],
             python=self.python,
             tops=self.tops,
+            watched=self.watched,
         )
 
     def holds(self, path: str) -> bool:
@@ -151,7 +166,7 @@ class Protected:
                 new_module and (comes_before_the_runner(path, self.tops) or stands_before(path, modules))
             ):
                 (opened if self._opened(path) else closed).append(path)
-        return closed, opened
+        return [*closed, *self.watched()], opened
 
     def overlaid(self, trees: Trees, baseline: str, tree: str) -> str:
         """The tree with the baseline's protected files in it, and without protected ones that were added."""
