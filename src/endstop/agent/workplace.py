@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ def open_workplace(
     task = settings.task
     sandbox = sandbox_settings(settings)
     watch("sandbox", describe(sandbox))
+    inner = _inside(sandbox.read_only, workspace, task.dependencies)
+    task = task.model_copy(update={"dependencies": (*task.dependencies, *inner)})
     bind = _dependencies(task.dependencies, workspace)
     with WorkingCopy.open(workspace, state, sandbox, exclude=task.dependencies) as working:
         trees = Trees(state, working.root, exclude=task.dependencies)
@@ -210,6 +212,17 @@ def _virtualenv(section: SandboxSection) -> Path | None:
     if not (path / "bin").is_dir():
         raise EndstopError(f"sandbox.virtualenv {path} is no virtualenv: it has no bin.")
     return path
+
+
+def _inside(paths: Sequence[Path], workspace: Path, known: Sequence[str]) -> list[str]:
+    """What is only read and lies in the workspace, like its virtualenv: nobody may write it there either."""
+    found: list[str] = []
+    for path in paths:
+        place = Path(os.path.realpath(path.parent), path.name)
+        inner = str(place.relative_to(workspace)) if place.is_relative_to(workspace) else "."
+        if inner != "." and not any(inner == other or inner.startswith(f"{other}/") for other in known):
+            found.append(inner)
+    return found
 
 
 def _dependencies(paths: tuple[str, ...], workspace: Path) -> dict[str, Path]:
