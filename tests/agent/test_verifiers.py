@@ -366,7 +366,7 @@ def test_cargo(tmp_path: Path) -> None:
     made = project(tmp_path, CARGO, "cargo test", timeout=300.0, sandbox=sandbox)
     baseline = made.verification.start()
     assert (baseline.executed, baseline.failed) == (2, ("tests/it.rs::adds",))
-    assert baseline.notes[0].startswith("no canary; in its place: the count of the baseline")
+    assert (baseline.canary, baseline.canary_units, baseline.notes) == ("appended", ("tests/it.rs",), ())
     assert made.verify({}).code == "VERIFY_FAILED"
     assert (
         made.verify({"src/lib.rs": CARGO["src/lib.rs"].replace("-", "+").replace("+>", "->")}).code == "PASS"

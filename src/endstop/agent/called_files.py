@@ -106,6 +106,8 @@ def called_files(trees: Trees, tree: str, command: str) -> list[str]:
 
 def _resolved(called: str, paths: dict[str, str]) -> list[str]:
     """One from the top begins with a slash; another may be anywhere."""
+    if called.startswith("/../"):
+        called = called.replace("/..", "").removeprefix("/")  # from a directory that was gone to
     if called.startswith("/"):
         return [called[1:]] if called[1:] in paths else []
     return [path for path in paths if path == called or path.endswith(f"/{called}")]

@@ -19,8 +19,9 @@ _WRONG_RUST = CARGO.files["src/lib.rs"]
 
 _STOPS = "from unittest.case import _ShouldStop\n\n\ndef add(a, b):\n    raise _ShouldStop"
 _STRIPS = (
-    "import builtins\nimport functools\nimport sys\n\n"
-    "builtins.compile = functools.partial(builtins.compile, optimize=1)\n"
+    "import builtins\nimport sys\n\n"
+    "given = builtins.compile\n"
+    "builtins.compile = lambda *a, **k: given(*a, **{**k, 'optimize': 1})\n"
     "if '_pytest.assertion.rewrite' in sys.modules:\n"
     "    sys.modules['_pytest.assertion.rewrite'].rewrite_asserts = lambda *_, **__: None\n\n\n"
 )
