@@ -11,6 +11,7 @@ import pytest
 from endstop.agent.dependencies import Dependencies
 from endstop.agent.run import run_agent
 from endstop.agent.settings import make_settings
+from endstop.agent.task import Task
 
 from . import small_repository as small
 
@@ -69,6 +70,11 @@ def test_a_dependency_that_is_one_file_or_none(tmp_path: Path) -> None:
     none = Dependencies({}, tmp_path / "none.json")
     none.remember()
     assert (none.changed(), (tmp_path / "none.json").exists()) == ([], False)
+
+
+def test_a_path_has_one_name() -> None:
+    task = Task(task="x", dependencies=("./web//vendor/", "node_modules"))
+    assert task.dependencies == ("web/vendor", "node_modules")
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,11 @@ class Verification:
         ran = {unit(test) for test in (first.report.passed if first.report else ())}
         if self.baseline.canary:
             expected = {name for name in self.baseline.canary_units if name.partition("#")[0] in ran}
-        elif is_reported(second, canary) or re.fullmatch(self._verifier.plain, self.settings.command or ""):
+        elif (
+            second.report is None
+            or is_reported(second, canary)
+            or re.fullmatch(self._verifier.plain, self.settings.command or "")
+        ):
             # Nothing ran on the baseline. Of Rust, documentation has none, nor has a harness of one's own.
             texts = {name: self.trees.read(tree, name) for name in ran if " " not in name}
             expected = {name for name, text in texts.items() if text is None or b"[test]" in text}

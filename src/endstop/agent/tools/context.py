@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -50,7 +51,9 @@ class ToolContext:
 
     def is_bound(self, path: str) -> bool:
         """Whether only commands see a path: a dependency that is bound for them."""
-        return any(path == place or path.startswith(f"{place}/") for place in self.bind)
+        path = posixpath.normpath(path)
+        places = map(posixpath.normpath, self.bind)
+        return any(path == place or path.startswith(f"{place}/") for place in places)
 
     def bring_back(self) -> str:
         """What a tool changed goes to the workspace; a line for the model where that is not possible."""
