@@ -284,5 +284,5 @@ def test_cargo(tmp_path: Path, command: str, broken: bool, canary: str) -> None:
     if "adds" not in command:
         verdict = made.verify({"src/lib.rs": forged})
         assert verdict.code == "VERIFY_FAILED"
-        # Its lines may stand among those of the canary, which runs beside it.
-        assert "tests/adds.rs" in verdict.runs[0].canary
+        # How it is noticed depends on where its lines come to stand among those of the canary beside it.
+        assert verdict.runs[0].canary not in ("ok", "none")
