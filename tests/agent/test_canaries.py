@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from endstop.agent.bench.workspaces import CARGO, GO, NODE
-from endstop.agent.canary import canary_problem, failed_in, is_reported
+from endstop.agent.canary import canary_problem, failed_in, is_reported, others_missing
 from endstop.agent.decisions import TestReport, VerifierRun
+from endstop.agent.report import without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.python_canary import put_python_tests
@@ -60,6 +61,38 @@ def test_what_may_become_of_it() -> None:
         "src/lib.rs",
         "src/lib.rs#2",
     }
+
+
+def test_tests_that_did_not_run_with_it() -> None:
+    canary = Canary("x", TOKEN)
+    first = ran({"a::x", "a::y[1]", "b::z"}, {"a::failed"}, {"a::skipped"})
+    second = ran({"a::y[2]", f"a::{PASSES}"}, {"b::z", f"a::{FAILS}"})
+    assert others_missing(first, second, canary, without_parameters) == {"a::x"}
+    assert others_missing(first, ran({"a::x", "a::y", "b::z"}), canary, without_parameters) == set()
+
+
+@pytest.mark.parametrize(
+    "command", ["python -m pytest -q", "python -m pytest -q tests", "pytest tests/test_calc.py"]
+)
+@pytest.mark.parametrize("mode", ["plugin", "conftest"])
+def test_pytest_collects_what_the_command_names(tmp_path: Path, command: str, mode: str) -> None:
+    """Its versions 8 leave out the other files of a directory of which one is named as well."""
+    hook = "\n\ndef pytest_collection(session):\n    print('PATHS', *session.config.args)\n"
+    made = project(tmp_path, {**BUG, "conftest.py": BUG["conftest.py"] + hook}, command)
+    made.verification.start()
+    first = made.verify(dict(FIX)).runs[0]
+    second, canary = made.verification._run_with_canary(made.trees.snapshot(), mode, first)
+    [paths] = [line for line in second.output.splitlines() if line.startswith("PATHS")]
+    named = command.partition("pytest")[2].removeprefix(" -q").strip()
+    assert paths == f"PATHS {named or '/workspace'}"
+    assert canary_problem(second, canary, exit_tells=True) == ""
+    assert second.report is not None
+    assert {test for test in second.report.passed if canary.token not in test} == {
+        "tests/test_calc.py::test_add",
+        "tests/test_calc.py::test_zero",
+    }
+    # One in a file of its own, as a function and a method, and one in the module of the project's tests.
+    assert len({test for test in second.report.failed if test.endswith("_fails")}) == 3
 
 
 def test_go_has_one_in_each_package(tmp_path: Path) -> None:

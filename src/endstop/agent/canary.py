@@ -14,6 +14,18 @@ def others_failed(run: VerifierRun, canary: Canary) -> set[str]:
     return {test for test in failed if canary.token not in test}
 
 
+def others_missing(
+    first: VerifierRun, second: VerifierRun, canary: Canary, group: Callable[[str], str]
+) -> set[str]:
+    """Groups of tests that passed in the first run and did not run with the canary: what it says is not
+    about them."""
+    before, after = first.report, second.report
+    if before is None or after is None:
+        return set()
+    there = {group(test) for test in after.passed | after.failed | after.skipped}
+    return {group(test) for test in before.passed} - there
+
+
 def canary_problem(run: VerifierRun, canary: Canary, *, exit_tells: bool) -> str:
     """What is wrong with how the gate's own tests came out; "" where nothing is."""
     report = run.report

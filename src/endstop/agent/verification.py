@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from endstop.agent.called_files import called_files
-from endstop.agent.canary import canary_problem, failed_in, is_reported, others_failed
+from endstop.agent.canary import canary_problem, failed_in, is_reported, others_failed, others_missing
 from endstop.agent.check_run import CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
@@ -224,7 +224,7 @@ class Verification:
         if not result.timed_out and result.tests:
             for mode in self._verifier.canary_modes:
                 second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
-                problem = canary_problem(second, canary, exit_tells=False)
+                problem = canary_problem(second, canary, exit_tells=False) or self._alone(run, second, canary)
                 if not problem and not _flipped(run, second, canary):
                     exit_tells = second.exit_code != 0
                     if not exit_tells:
@@ -249,16 +249,17 @@ class Verification:
             return "::" in test
         return not test.endswith(ENDED_WITHOUT) and test not in self.trees.paths(self.baseline_tree)
 
+    def _group(self, test: str) -> str:
+        return _go_group(test) if self._verifier.name == "go" else without_parameters(test)
+
     def _judge(self, run: VerifierRun) -> Finding:
         baseline = self.baseline
         assert baseline is not None
         if self._without_skips is None:
             unloaded = {*baseline.failed} - {*baseline.tests}
             self._without_skips = files_without_skips(self.trees, self.baseline_tree, unloaded)
-        group = _go_group if self._verifier.name == "go" else without_parameters
-        expected = Expected(
-            frozenset(baseline.tests), baseline.executed, baseline.timed_out, group, self._without_skips
-        )
+        tests = frozenset(baseline.tests)
+        expected = Expected(tests, baseline.executed, baseline.timed_out, self._group, self._without_skips)
         return judge(run, self.settings, expected, weak=self._weak)
 
     def _with_canary(self, tree: str, runs: list[VerifierRun], baseline: BaselineResult) -> Finding:
@@ -273,6 +274,7 @@ class Verification:
                 runs.append(second)
                 return flaky(unstable)
             problem = self._in_units(tree, first, second, canary, problem)
+            problem = problem or self._alone(first, second, canary)
             others = sorted(others_failed(second, canary))
             if not problem and others:
                 problem = f"with it other tests failed: {listed(others)}"
@@ -286,6 +288,10 @@ class Verification:
             f"own, one of which must fail, and {problem}",
             would_pass="every test's result is reported as it is; nothing in the code changes or hides any",
         )
+
+    def _alone(self, first: VerifierRun, second: VerifierRun, canary: Canary) -> str:
+        missing = sorted(others_missing(first, second, canary, self._group))
+        return f"other tests did not run with it: {listed(missing)}" if missing else ""
 
     def _in_units(
         self, tree: str, first: VerifierRun, second: VerifierRun, canary: Canary, problem: str

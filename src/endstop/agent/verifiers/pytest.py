@@ -39,6 +39,7 @@ _PLUGIN = '''\
 """Put here by the gate: runs its own tests behind all of the project's."""
 
 import os
+import pathlib
 import unittest.case
 
 import pytest
@@ -51,13 +52,13 @@ unittest.case._ShouldStop = ()
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.option.maxfail = 0
-    if CANARY not in config.args:
-        config.args.append(CANARY)
-    elif config.args == [CANARY]:
-        # The command names no paths, so that those by default are to be run.
+    # The command's own paths: pytest 8 leaves out what else is in the directory of a file that is named too.
+    if CANARY in config.args:
+        config.args.remove(CANARY)
+    if not config.args:
         here = str(config.invocation_params.dir)
         paths = config.getini("testpaths") if here == str(config.rootdir) else []
-        config.args[:] = [*([path for path in paths if os.path.exists(path)] or [here]), CANARY]
+        config.args[:] = [path for path in paths if os.path.exists(path)] or [here]
 
 
 def pytest_pycollect_makeitem(collector, name, obj):
@@ -67,8 +68,9 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(session, config, items):
     mine = [item for item in items if os.path.samefile(str(item.fspath), CANARY)]
+    mine = mine or list(session.genitems(canary_module(session)))
     others = [item for item in items if item not in mine]
     # -k and -m are about the project's tests.
     config.pluginmanager.get_plugin("mark").pytest_collection_modifyitems(items=others, config=config)
@@ -76,11 +78,17 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [*in_modules(others, [item for item in mine if isinstance(item.parent, pytest.Module)]), *mine]
 
 
+def canary_module(session):
+    if int(pytest.__version__.partition(".")[0]) >= 7:
+        return pytest.Module.from_parent(session, path=pathlib.Path(CANARY))
+    return pytest.Module.from_parent(session, fspath=type(session.fspath)(CANARY))
+
+
 def in_modules(others, mine):
     # Behind the tests of each module one that must fail there too: what product code does to a module that
     # imports it is not seen from another one.
     last = {{item.getparent(pytest.Module): item for item in others}}
-    [fails] = [item.function for item in mine if item.name == {fails!r}] or [None]
+    fails = next((item.function for item in mine if item.name == {fails!r}), None)
     for item in others:
         yield item
         module = item.getparent(pytest.Module)
