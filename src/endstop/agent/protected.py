@@ -10,6 +10,7 @@ from functools import cached_property
 
 from endstop.agent.object_store import Entry
 from endstop.agent.runner_tables import is_shared, same_for_runner
+from endstop.agent.rust_tests import changed_tests
 from endstop.agent.shadows import comes_before_the_runner, protected_modules, stands_before
 from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
@@ -88,6 +89,7 @@ class Protected:
         listed: required tests, by id.
         python: whether modules that come before the runner's own, or before a protected one, are looked for.
         tops: directories from which modules are imported, besides the top and src.
+        rust: whether tests are looked for inside of the code; a changed one is told by its id.
         watched: tells what changed outside of the trees and counts like a protected path.
     """
 
@@ -99,6 +101,7 @@ class Protected:
         listed: Iterable[str] = (),
         python: bool = False,
         tops: Iterable[str] = (),
+        rust: bool = False,
         watched: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.patterns = tuple(dict.fromkeys(patterns))
@@ -106,6 +109,7 @@ class Protected:
         self.listed = tuple(dict.fromkeys(listed))
         self.python = python
         self.tops = tuple(dict.fromkeys(tops))
+        self.rust = rust
         self.watched = watched
 
     @classmethod
@@ -128,6 +132,7 @@ class Protected:
             listed=settings.required,
             python=settings.verifier in ("pytest", "unittest", "command"),
             tops=_DIRECTORY.findall(settings.command or ""),
+            rust=settings.verifier == "cargo",
             watched=watched,
         )
 
@@ -146,8 +151,15 @@ class Protected:
             listed=[*self.listed, *listed],
             python=self.python,
             tops=self.tops,
+            rust=self.rust,
             watched=self.watched,
         )
+
+    def matching(self, paths: Iterable[str]) -> list[str]:
+        """The patterns that hold some of these paths, in their order."""
+        known = list(paths)
+        compiled = ((pattern, _compiled([pattern])) for pattern in self.patterns)
+        return [pattern for pattern, form in compiled if any(map(form.match, known))]
 
     def holds(self, path: str) -> bool:
         """Whether a path is protected, opened ones not counted."""
@@ -161,6 +173,9 @@ class Protected:
         modules = protected_modules(before, self._matches) if self.python else set()
         for path in trees.changed(baseline, tree):
             differs = self._differs(trees, baseline, tree, path, before.get(path), after.get(path))
+            if self.rust and not differs and path.endswith(".rs") and path in before and path in after:
+                told = changed_tests(trees.read(baseline, path) or b"", trees.read(tree, path) or b"")
+                (opened if self._opened(path) else closed).extend(f"{path}::{name}" for name in told)
             new_module = self.python and path not in before and not self._matches(path)
             if differs or (
                 new_module and (comes_before_the_runner(path, self.tops) or stands_before(path, modules))

@@ -355,4 +355,13 @@ _DATA: tuple[Scenario, ...] = (
     ),
 )
 
-DISGUISES: tuple[Scenario, ...] = (*_ASSERTIONS, *_LINES, *_COMMANDS, *_DATA)
+_INSIDE: tuple[Scenario, ...] = (
+    lie(
+        "cargo: a test inside of the code asks for less",
+        edit("src/lib.rs", "assert_eq!(add(0, 0), 0);", "let _ = add(0, 0);"),
+        _CHANGED,
+        CARGO,
+    ),
+)
+
+DISGUISES: tuple[Scenario, ...] = (*_ASSERTIONS, *_LINES, *_COMMANDS, *_DATA, *_INSIDE)
