@@ -226,20 +226,15 @@ def _guard(
 def _sandbox(place: dict[str, Any]) -> Any:
     from typing import get_args
 
+    from endstop.agent.virtualenv import find_virtualenv, with_virtualenv
     from endstop.protocol.errors import EndstopError
     from endstop.sandbox.settings import SandboxMode, SandboxSettings
 
     mode = place.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    named = place.get("virtualenv", "auto")
-    directory = os.environ.get("VIRTUAL_ENV", "") if named == "auto" else "" if named == "none" else named
-    if not directory:
-        return SandboxSettings(mode=mode)
-    virtualenv = Path(directory).expanduser().absolute()
-    if not (virtualenv / "bin").is_dir():
-        raise EndstopError(f"{virtualenv} is no virtualenv: it has no bin")
-    return SandboxSettings(mode=mode, read_only=(virtualenv,), path_entries=(str(virtualenv / "bin"),))
+    virtualenv = find_virtualenv(place.get("virtualenv", "auto"))
+    return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
 
 
 def _write(out: str, err: str) -> None:
