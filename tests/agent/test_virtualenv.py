@@ -12,8 +12,10 @@ import pytest
 
 from endstop.agent.guard import Guard
 from endstop.agent.hooks import HookEvent
+from endstop.agent.replay import replay
 from endstop.agent.run import run_agent
 from endstop.agent.settings import AgentSettings, make_settings
+from endstop.agent.suite import read_suite, run_suite
 from endstop.agent.task import Task
 from endstop.agent.virtualenv import at_home, dependencies_of, find_virtualenv, with_virtualenv
 from endstop.protocol.errors import EndstopError
@@ -71,6 +73,9 @@ def test_the_check_sees_the_code_that_it_judges(project):
     assert told == "/workspace/src/shelf/__init__.py\n[exit code 0]"
     assert "2 of 6 tests failed" in refused
     assert edited.startswith("Edited src/shelf/stock.py")
+    # A copy of the workspace is seen at the same place.
+    again = replay(project.parent / "state")
+    assert (again.same, again.result.outcome) == (True, "verified")
 
 
 @bubblewrap
@@ -108,6 +113,36 @@ def test_dependencies_that_are_named_cannot_be_edited_either(project):
 
 
 @bubblewrap
+def test_a_suite_names_it_relative_to_itself(project, monkeypatch):
+    """Its runs work on copies, and the code of the copy is what is judged."""
+    small.script(project.parent / "script.json", [{"calls": [small.FIX]}, small.submit()])
+    suite = project.parent / "suite.json"
+    task = {"id": "total", "workspace": "shelf", "task": TASK}
+    sandbox = {"virtualenv": "shelf/.venv", "read_only": [sys.prefix, sys.base_prefix]}
+    settings = {"model": {"name": "scripted:script.json"}, "sandbox": sandbox}
+    suite.write_text(json.dumps({"tasks": [task], "settings": settings}))
+    (project.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(project.parent / "elsewhere")
+    report = run_suite(read_suite(suite), project.parent / "out")
+    assert [run.problem for run in report.runs] == [""]
+    assert [facts.outcome for facts in report.facts] == ["verified"]
+    assert "len(self.items)" in (project / "src/shelf/stock.py").read_text()
+
+
+def test_a_suite_with_a_wrong_setting_is_refused_at_once(project):
+    suite = project.parent / "suite.json"
+    task = {"id": "total", "workspace": "shelf", "task": TASK}
+    suite.write_text(json.dumps({"tasks": [{**task, "settings": {"sandbox": {"virtualenv": "none?"}}}]}))
+    with pytest.raises(EndstopError, match=r"none\? is no virtualenv"):
+        read_suite(suite)
+    suite.write_text(json.dumps({"tasks": [task], "settings": {"sandbox": {"virtualenf": "x"}}}))
+    with pytest.raises(
+        EndstopError, match=r"settings: unknown key sandbox.virtualenf; .* sandbox.virtualenv"
+    ):
+        read_suite(suite)
+
+
+@bubblewrap
 def test_as_a_hook(project):
     sandbox = with_virtualenv(
         SandboxSettings(read_only=(Path(sys.prefix), Path(sys.base_prefix))), project / ".venv"
@@ -131,14 +166,13 @@ def test_where_it_is_found(tmp_path, monkeypatch):
     made = tmp_path / "env"
     (made / "bin").mkdir(parents=True)
     monkeypatch.setenv("VIRTUAL_ENV", str(made))
-    assert find_virtualenv("auto") == made
-    assert find_virtualenv("none") is None
+    assert find_virtualenv("auto", tmp_path) == made
+    assert find_virtualenv("none", tmp_path) is None
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
-    assert find_virtualenv("auto") is None
-    monkeypatch.chdir(tmp_path)
-    assert find_virtualenv("env") == made
+    assert find_virtualenv("auto", tmp_path) is None
+    assert find_virtualenv("env", tmp_path) == made
     with pytest.raises(EndstopError, match=r"other is no virtualenv: it has no bin"):
-        find_virtualenv("other")
+        find_virtualenv("other", tmp_path)
 
 
 def test_what_of_it_lies_in_the_workspace(tmp_path):

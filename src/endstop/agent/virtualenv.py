@@ -10,14 +10,15 @@ from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
 
-def find_virtualenv(named: str) -> Path | None:
-    """`auto` is the activated one, `none` none, else a path. Raises EndstopError for a path without one."""
+def find_virtualenv(named: str, directory: Path) -> Path | None:
+    """`auto` is the activated one, `none` none, else a path, relative to `directory`. Raises EndstopError for
+    a path where none is."""
     if named == "none":
         return None
     if named == "auto":
         active = os.environ.get("VIRTUAL_ENV")
         return Path(active) if active and (Path(active) / "bin").is_dir() else None
-    path = Path(named).expanduser().absolute()
+    path = Path(os.path.abspath(directory / Path(named).expanduser()))
     if not (path / "bin").is_dir():
         raise EndstopError(f"{path} is no virtualenv: it has no bin.")
     return path
@@ -37,7 +38,7 @@ def with_virtualenv(sandbox: SandboxSettings, virtualenv: Path | None) -> Sandbo
 def at_home(sandbox: SandboxSettings, workspace: Path) -> SandboxSettings:
     """A sandbox in which the workspace is found at its own path too, where packages that are installed as
     editable look for it."""
-    names = {workspace: None}
+    names: dict[Path, None] = {workspace: None}
     for path in sandbox.read_only:
         names |= {parent: None for parent in path.parents if parent.resolve() == workspace}
     return replace(sandbox, also_at=(*sandbox.also_at, *names))

@@ -126,7 +126,7 @@ def open_workplace(
                 verification = Verification(trees, task.verify, protected, baseline, sandbox, state, bind)
             if verification.baseline is None:
                 watch("baseline", None)
-            verification.start()
+                watch("baseline", verification.start())
         yield Workplace(
             task, workspace, working.root, sandbox, trees, working, baseline, verification, protected, bind
         )
@@ -156,8 +156,9 @@ def sandbox_settings(settings: AgentSettings) -> SandboxSettings:
         read_only=section.read_only,
         environment=environment,
         path_entries=section.path,
+        also_at=section.also_at,
     )
-    return with_virtualenv(sandbox, find_virtualenv(section.virtualenv))
+    return with_virtualenv(sandbox, find_virtualenv(section.virtualenv, Path.cwd()))
 
 
 def secret_values(settings: AgentSettings) -> tuple[str, ...]:

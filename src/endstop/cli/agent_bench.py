@@ -49,7 +49,10 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option("--keep", help="A folder for the trajectories of all plays.")
     ] = None,
-    show_all: Annotated[bool, typer.Option("--each", help="A row for every scenario, not only for those that a gate got wrong.")] = False,
+    show_all: Annotated[
+        bool,
+        typer.Option("--each", help="A row for every scenario, not only for those that a gate got wrong."),
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the scenarios and play none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
 ) -> None:

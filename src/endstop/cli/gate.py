@@ -233,7 +233,7 @@ def _sandbox(place: dict[str, Any]) -> Any:
     mode = place.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    virtualenv = find_virtualenv(place.get("virtualenv", "auto"))
+    virtualenv = find_virtualenv(place.get("virtualenv", "auto"), Path.cwd())
     return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
 
 
