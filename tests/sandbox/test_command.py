@@ -84,8 +84,8 @@ def test_time_runs_out(any_place: Place) -> None:
     began = time.monotonic()
     result = any_place.run("echo begun; trap '' TERM; while :; do sleep 1; done", seconds=0.7)
     assert (result.exit_code, result.cause, result.output) == (None, "timeout", "begun\n")
-    assert 0.7 <= result.seconds < 2
-    assert time.monotonic() - began < 5
+    assert 0.7 <= result.seconds < 5
+    assert time.monotonic() - began < 10
 
 
 @linux

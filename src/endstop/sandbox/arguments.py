@@ -45,8 +45,6 @@ _ETC_FOR_NETWORK = ("resolv.conf", "hosts", "gai.conf")
 # The command waits until whoever started it has seen that it would be killed with him: it says that it is
 # there with a first byte of output and goes on at a line of input.
 _WAIT = 'printf "\\000"; IFS= read -r go || exit 125; exec "$@" </dev/null'
-# On every command line of ours.
-MARK = _WAIT.encode()
 _STAGE_SCRIPT = """
 set -e
 stage=$1; shift
