@@ -203,6 +203,8 @@ def _event(place: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookE
         return form, HookEvent(
             "start" if kind == "start" else "stop", session=place.get("session", "default")
         )
+    if sys.stdin.isatty():
+        raise EndstopError(f"--format {form} is for a hook, which gets JSON on stdin; by hand leave it out")
     return form, read_event(form, sys.stdin.read(INPUT_LIMIT), os.environ)
 
 
@@ -219,11 +221,11 @@ def _guard(
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     state = (place.get("state") or home / "endstop" / "gate").resolve()
     file = (place.get("task") or workspace / "task.yaml").resolve()
-    guard = Guard(workspace, state, _sandbox(place), evidence and evidence.resolve(), headless)
+    guard = Guard(workspace, state, _sandbox(place, workspace), evidence and evidence.resolve(), headless)
     return guard, lambda: (load_task(file), str(file))
 
 
-def _sandbox(place: dict[str, Any]) -> Any:
+def _sandbox(place: dict[str, Any], workspace: Path) -> Any:
     from typing import get_args
 
     from endstop.agent.virtualenv import find_virtualenv, with_virtualenv
@@ -233,7 +235,7 @@ def _sandbox(place: dict[str, Any]) -> Any:
     mode = place.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    virtualenv = find_virtualenv(place.get("virtualenv", "auto"), Path.cwd())
+    virtualenv = find_virtualenv(place.get("virtualenv", "auto"), workspace)
     return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
 
 
