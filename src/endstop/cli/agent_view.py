@@ -31,6 +31,8 @@ class LiveView:
             return
         if kind == "message":
             self._message(data)
+        elif kind == "record":
+            self._line(f"record: {data}", "dim")
         elif kind == "sandbox":
             self._line(f"sandbox: {data}", "dim")
         elif kind == "verify":
@@ -90,7 +92,7 @@ class LiveView:
             self._line(f"  {meta.get('cut') or meta.get('bad')}: nothing of it runs", "yellow")
 
     def _block(self, text: str, style: str = "") -> None:
-        lines = text.strip().splitlines()
+        lines = text.strip("\n").rstrip().splitlines()
         shown = lines if len(lines) <= _LINES else [*lines[:2], "...", *lines[-(_LINES - 3) :]]
         for line in shown:
             self._line(f"    {line}", style or "dim")
