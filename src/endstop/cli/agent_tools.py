@@ -141,7 +141,8 @@ def _show(rows: list[tuple[str, Tool]], costs: DefinitionCosts | None, as_json: 
         shown = "" if count is None else f"{count:>6}  "
         # A server's description is a stranger's text: one line of it.
         what = " ".join(tool.description.split())
-        line = f"{shown}{tool.name:<{width}}  {place:<{sources}}  {what if len(what) <= room else what[: room - 1] + '…'}"
+        what = what if len(what) <= room else f"{what[: room - 1]}…"
+        line = f"{shown}{tool.name:<{width}}  {place:<{sources}}  {what}"
         write_line(for_terminal(line))
     if costs is not None:
         if costs.around:
