@@ -237,8 +237,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """A settings or task file: TOML by its ending, else YAML (which JSON is too)."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EndstopError(f"{path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise EndstopError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise EndstopError(f"{path} cannot be read: it is no text in UTF-8.") from error
     try:
         data = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
     except ValueError as error:
