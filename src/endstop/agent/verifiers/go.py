@@ -1,5 +1,5 @@
-"""go test: its events as JSON by a `go` of the gate's own in PATH, so that `make test` and the like are reached.
-Not by GOFLAGS alone: `go list` and `go vet` would write JSON as well."""
+"""go test: its events as JSON by a `go` of the gate's own in PATH, so that `make test` and the like are
+reached. Not by GOFLAGS alone: `go list` and `go vet` would write JSON as well."""
 
 from __future__ import annotations
 
