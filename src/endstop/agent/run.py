@@ -78,6 +78,7 @@ def run_agent(
             secrets=values,
         )
         trajectory.watch = watch or trajectory.watch
+        trajectory.watch("record", state)
         with (
             open_workplace(settings, workspace, state, None, trajectory.watch) as place,
             open_tools(settings, place, extra_tools) as tools,
@@ -149,7 +150,6 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
         sandbox=place.sandbox_mode,
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
-        checked=place.verification is not None,
         protected=place.protected.matching(place.trees.paths(place.baseline)),
         allowed=task.allow,
         bounds=task.bounds,

@@ -196,7 +196,7 @@ class Verification:
             finding = judge(run, self.settings, None, weak=False)
             raise EndstopError(
                 f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}. "
-                f"Its output ends: {run.output.strip()[-1000:] or '(none)'}"
+                f"Its output ends: {_last_words(run.output)}{_missing_program(run)}"
             )
         if unloaded := sorted(report.failed - tests):
             notes.append(f"could not be loaded before any change: {', '.join(unloaded[:20])}")
@@ -349,6 +349,21 @@ def _rewritten(paths: list[str]) -> Finding:
         problem="the result cannot be trusted: while the command ran, files that decide about the tests were "
         f"changed: {', '.join(paths[:5])}",
         would_pass="the tests run as they are; no code changes them",
+    )
+
+
+def _last_words(output: str) -> str:
+    """The last lines that say something, for a sentence."""
+    lines = [line for line in map(str.strip, output.splitlines()) if any(map(str.isalnum, line))]
+    return " / ".join(lines[-3:])[-500:] or "(none)"
+
+
+def _missing_program(run: VerifierRun) -> str:
+    if run.exit_code != 127 and "No module named pytest" not in run.output:
+        return ""
+    return (
+        ". Commands find the system's programs and those of one virtualenv: activate the project's, or name "
+        "it (`-c sandbox.virtualenv=DIR`; `--virtualenv DIR` for `endstop gate`)"
     )
 
 
