@@ -27,6 +27,7 @@ PROTECTED = (
 )
 _TARGET = re.compile(r"^\s+(?:Running (?:unittests )?(\S+) \(|Doc-tests (\S+))")
 _TEST = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")
+_BEGUN = re.compile(r"^running (\d+) tests?$")
 _SUM = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 _STATUS: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 _NOT_BUILT = re.compile(r"^error: could not compile `([^`]+)`")
@@ -97,12 +98,16 @@ def _with_names(command: str) -> str:
 
 def _read(finished: Finished) -> TestReport:
     results: list[tuple[str, Status]] = []
-    target, sums = "", 0
+    target, sums, begun = "", 0, ""
     counted: dict[Status, int] = {"passed": 0, "failed": 0, "skipped": 0}
     for line in _COLOUR.sub("", finished.output.decode("utf-8", "replace")).splitlines():
         if found := _TARGET.match(line):
+            if any(counted.values()):
+                raise UnreadableReport(f"the tests of {target} end without a sum")
             target = found.group(1) or f"documentation of {found.group(2)}"
-            counted = {"passed": 0, "failed": 0, "skipped": 0}
+            begun = ""
+        elif found := _BEGUN.match(line):
+            begun = found.group(1)
         elif found := _TEST.match(line):
             status = _STATUS[found.group(2)]
             counted[status] += 1
@@ -111,7 +116,8 @@ def _read(finished: Finished) -> TestReport:
             results.append((f"build of {found.group(1)}", "failed"))
         elif found := _SUM.match(line):
             told = {"passed": found.group(1), "failed": found.group(2), "skipped": found.group(3)}
-            if told != {status: str(count) for status, count in counted.items()}:
+            right = {status: str(count) for status, count in counted.items()}
+            if told != right or begun not in ("", str(sum(counted.values()))):
                 raise UnreadableReport(f"the tests of {target} do not add up to their sum `{line}`")
             sums += 1
             counted = {"passed": 0, "failed": 0, "skipped": 0}
