@@ -117,7 +117,7 @@ def check(
 
     With `plain`: 0 verified, 2 go on (why is on stderr), 1 an error, else the outcome's code.
 
-    Example: endstop gate check --workspace . --task task.yaml --format claude-code
+    Example: endstop gate check --workspace . --task task.yaml
     """
     from endstop.agent.hooks import write_answer
 
