@@ -137,6 +137,14 @@ def test_modes_that_give_rights_do_not_come_back(place: Place) -> None:
 
 
 @copied
+def test_times_come_back(place: Place) -> None:
+    place.run("touch -d @1700000000.25 a_source; touch -d @1600000000.5 z_built")
+    assert place.copy.sync_back() == ["a_source", "z_built"]
+    assert (place.workspace / "a_source").stat().st_mtime_ns == 1_700_000_000_250_000_000
+    assert (place.workspace / "z_built").stat().st_mtime_ns == 1_600_000_000_500_000_000
+
+
+@copied
 def test_what_came_into_the_workspace_meanwhile_stays(place: Place) -> None:
     place.run("mkdir d; touch d/known")
     assert place.copy.sync_back() == ["d", "d/known"]
