@@ -176,6 +176,11 @@ def test_as_a_hook(project):
 def test_where_it_is_found(tmp_path, monkeypatch):
     made = tmp_path / "env"
     (made / "bin").mkdir(parents=True)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("CONDA_PREFIX", str(made))
+    assert find_virtualenv("auto", tmp_path) == made
+    monkeypatch.delenv("CONDA_PREFIX")
+    assert find_virtualenv("auto", tmp_path) is None
     monkeypatch.setenv("VIRTUAL_ENV", str(made))
     assert find_virtualenv("auto", tmp_path) == made
     assert find_virtualenv("none", tmp_path) is None

@@ -11,12 +11,12 @@ from endstop.sandbox.settings import SandboxSettings
 
 
 def find_virtualenv(named: str, directory: Path) -> Path | None:
-    """`auto` is the activated one, `none` none, else a path, relative to `directory`. Raises EndstopError for
+    """`auto` is the activated one (or conda's), `none` none, else a path, relative to `directory`. Raises EndstopError for
     a path where none is."""
     if named == "none":
         return None
     if named == "auto":
-        active = os.environ.get("VIRTUAL_ENV")
+        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
         return Path(active) if active and (Path(active) / "bin").is_dir() else None
     path = Path(os.path.abspath(directory / Path(named).expanduser()))
     if not (path / "bin").is_dir():
