@@ -11,8 +11,9 @@ from endstop.sandbox.settings import SandboxSettings
 
 
 def find_virtualenv(named: str, directory: Path) -> Path | None:
-    """`auto` is the activated one (or conda's), `none` none, else a path, relative to `directory`. Raises EndstopError for
-    a path where none is."""
+    """`auto` is the activated one (or conda's), `none` none, else a path, relative to `directory`.
+
+    Raises EndstopError for a path where none is."""
     if named == "none":
         return None
     if named == "auto":
