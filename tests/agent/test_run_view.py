@@ -62,3 +62,13 @@ def test_a_runner_that_is_not_there(run):
     assert "Its output ends: " in said
     assert "no-such-runner: command not found" in said
     assert "activate the project's, or name it (`-c sandbox.virtualenv=DIR`;" in said
+
+
+def test_a_program_that_commands_cannot_see(run, tmp_path, monkeypatch):
+    runner = tmp_path / "tools" / "bin" / "runner"
+    runner.parent.mkdir(parents=True)
+    runner.write_text("#!/bin/sh\nexit 0\n")
+    runner.chmod(0o755)
+    monkeypatch.setenv("PATH", str(runner.parent), prepend=":")
+    result = run(small.submit(), **{"--verify": "runner", "-c": "task.verify.verifier=pytest"})
+    assert f". runner is in {runner.parent}: name this in sandbox.path, " in result.stderr.splitlines()[-1]

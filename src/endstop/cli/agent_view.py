@@ -138,7 +138,7 @@ def write_summary(result: AgentResult) -> None:
 
 
 _GIVEN = " (dependencies: used by the check, not judged)"
-_WARNING = "nothing was changed; the check passed on the files as they were"
+_WARNING = "nothing was changed; the files are as they were at the start"
 
 
 def _check(settings: Any) -> str:

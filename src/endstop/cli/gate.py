@@ -99,6 +99,14 @@ PLACE = OptionGroup(
             show_default="auto",
         ),
     ],
+    config=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Settings as of `endstop agent run`; their sandbox part holds here. Keep it outside.",
+            show_default="none",
+        ),
+    ],
 )
 
 
@@ -228,15 +236,20 @@ def _guard(
 def _sandbox(place: dict[str, Any], workspace: Path) -> Any:
     from typing import get_args
 
-    from endstop.agent.virtualenv import find_virtualenv, with_virtualenv
+    from endstop.agent.settings import anchored, make_settings, merged, read_mapping
+    from endstop.agent.workplace import sandbox_settings
     from endstop.protocol.errors import EndstopError
-    from endstop.sandbox.settings import SandboxMode, SandboxSettings
+    from endstop.sandbox.settings import SandboxMode
 
     mode = place.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    virtualenv = find_virtualenv(place.get("virtualenv", "auto"), workspace)
-    return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
+    config = place.get("config")
+    given = {} if config is None else read_mapping(config)
+    flags = {"mode": place.get("sandbox"), "virtualenv": place.get("virtualenv")}
+    named = {"sandbox": {name: value for name, value in flags.items() if value is not None}}
+    data = {"sandbox": merged(given, named)["sandbox"], "task": {"task": "any"}}
+    return sandbox_settings(anchored(make_settings(data, str(config)), workspace))
 
 
 def _write(out: str, err: str) -> None:
