@@ -103,7 +103,7 @@ PLACE = OptionGroup(
         Path | None,
         typer.Option(
             "--config",
-            help="Settings as of `endstop agent run`; their sandbox part holds here. Keep it outside.",
+            help="Settings of `endstop agent run`, of which the sandbox part is taken.",
             show_default="none",
         ),
     ],
