@@ -83,6 +83,24 @@ def test_the_check_sees_the_code_that_it_judges(project):
 
 
 @bubblewrap
+def test_one_that_a_link_leads_to(project):
+    place = project.parent / "elsewhere"
+    (project / ".venv").rename(place)
+    (project / ".venv").symlink_to(place)
+    tool = place / "bin" / "has-sum"
+    tool.write_text(
+        f"#!{place}/bin/python\nimport sys, shelf\nsys.exit('sum' not in open(shelf.stock.__file__).read())\n"
+    )
+    tool.chmod(0o755)
+    settings = settings_of(project, [{"calls": [small.FIX]}, small.submit()])
+    verify = settings.task.verify.model_copy(update={"command": "has-sum", "verifier": "command"})
+    task = settings.task.model_copy(update={"verify": verify})
+    result = run_agent(settings.model_copy(update={"task": task}), project)
+    assert (result.outcome, result.changed) == ("verified", ("src/shelf/stock.py",))
+    assert (project / ".venv").readlink() == place
+
+
+@bubblewrap
 def test_nothing_in_it_can_be_changed(project):
     module = project / ".venv" / INSTALLED / "installed.py"
     quick = {"command": "true", "verifier": "command"}

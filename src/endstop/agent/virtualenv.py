@@ -31,7 +31,8 @@ def with_virtualenv(sandbox: SandboxSettings, virtualenv: Path | None) -> Sandbo
         return sandbox
     return replace(
         sandbox,
-        read_only=(*sandbox.read_only, virtualenv),
+        # Its scripts name the place where it was made, which a link may hide.
+        read_only=(*sandbox.read_only, *dict.fromkeys((virtualenv, virtualenv.resolve()))),
         path_entries=(str(virtualenv / "bin"), *sandbox.path_entries),
     )
 
