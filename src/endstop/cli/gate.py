@@ -128,10 +128,13 @@ def check(
     Example: endstop gate check --workspace . --task task.yaml
     """
     from endstop.agent.hooks import write_answer
+    from endstop.cli.progress import waiting
 
     form, event = _event(place)
     guard, load = _guard(place, event, evidence, headless)
-    output = write_answer(form, event, guard.check(event, load))
+    with waiting("the project's check"):
+        answer = guard.check(event, load)
+    output = write_answer(form, event, answer)
     _write(output.stdout, output.stderr)
     raise typer.Exit(output.exit_code)
 
@@ -158,11 +161,13 @@ def start(
     Example: endstop gate start --workspace . --task task.yaml
     """
     from endstop.agent.hooks import Answer, write_answer
+    from endstop.cli.progress import waiting
 
     form, event = _event(place, "start")
     guard, load = _guard(place, event, None, False)
     now = form == "plain" if baseline is None else baseline
-    told = guard.start(event, load, anew=again, run_baseline=now)
+    with waiting("the project's check, before any change"):
+        told = guard.start(event, load, anew=again, run_baseline=now)
     output = write_answer(form, event, Answer("silent", told))
     _write(output.stdout, output.stderr)
 
