@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -72,6 +73,17 @@ class ModelSettings(_Strict):
     accepts: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = Field(default_factory=dict)
     timeout: Annotated[float, Field(gt=0)] = 600.0
+
+    @field_validator("base_url")
+    @classmethod
+    def _an_address(cls, url: str | None) -> str | None:
+        try:
+            whole = url is None or (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ValueError("has to be an address such as http://localhost:8000/v1")
+        return url
 
     @field_validator("sampling")
     @classmethod
