@@ -157,6 +157,8 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
     trajectory.say("system", system, "system")
     text = render("task", settings.prompts.task, task=task.task.strip(), checklist=list(task.checklist))
     trajectory.say("user", text, "task")
+    # A fault of this one would be found in the middle of the run.
+    render("compaction", settings.prompts.compaction, done=[], state="the state")
     trajectory.save()
 
 
@@ -290,8 +292,13 @@ def _state_directory(wanted: Path | None, identity: str, workspace: Path) -> Pat
     state = (wanted or Path(base) / "endstop" / "agent" / identity).resolve()
     if state.is_relative_to(workspace):
         raise EndstopError(f"the state directory {state} must not lie in the workspace {workspace}.")
+    if workspace.is_relative_to(state):
+        raise EndstopError(f"the workspace {workspace} must not lie in the state directory {state}.")
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there under the names of a run would be written over, a copy of the workspace removed.
+        if not (state / "lock").exists() and any(state.iterdir()):
+            raise EndstopError(f"the state directory {state} holds other files; name a new or an empty one.")
     except OSError as error:
         raise EndstopError(f"the state directory {state} cannot be made: {error.strerror}.") from error
     return state

@@ -117,14 +117,12 @@ class SuiteReport:
 
 def read_suite(path: Path) -> Suite:
     """Read a suite file (YAML, JSON or TOML). Raises EndstopError with one sentence for what does not fit."""
-    from endstop.agent.settings import read_mapping
+    from endstop.agent.reading import read_mapping, validation_sentence
 
     try:
         suite = Suite.model_validate(read_mapping(path))
     except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(str(part) for part in fault["loc"])
-        raise EndstopError(f"{path}: {name}: {fault['msg']}.") from error
+        raise EndstopError(f"{path}: {validation_sentence(error, Suite)}") from error
     twice = [name for name, count in Counter(task.id for task in suite.tasks).items() if count > 1]
     if twice:
         raise EndstopError(f"{path}: two tasks have the id {twice[0]!r}; every task needs one of its own.")
@@ -216,7 +214,8 @@ def _plan(suite: Suite, out: Path, over: Mapping[str, Any], repeat: int) -> list
 
 
 def _settings(run: PlannedRun, state: Path) -> AgentSettings:
-    from endstop.agent.settings import make_settings, merged, read_mapping
+    from endstop.agent.reading import read_mapping
+    from endstop.agent.settings import make_settings, merged
 
     task = run.task.task if isinstance(run.task.task, dict) else read_mapping(run.task.task)
     data = merged({"task": task}, {**run.settings, "state": str(state), "interactive": False})

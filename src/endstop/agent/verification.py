@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
-from endstop.agent.check_run import CheckRun, clear_left_over
+from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
@@ -31,6 +31,13 @@ from endstop.sandbox.settings import SandboxSettings
 # Endings of files that are read by runners, or run.
 _CODE = frozenset(
     ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
+)
+# What a shell exits with for a program that is not there, and what others say.
+_NOT_FOUND = 127
+_NO_RUNNER = re.compile(r"(command|: +)not found\b|No module named|[Cc]annot find module")
+_HINT = (
+    " (the sandbox has the system's programs alone: activate the project's virtualenv, or name it with "
+    "--virtualenv of the gate, -c sandbox.virtualenv=DIR of a run)"
 )
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
@@ -182,14 +189,21 @@ class Verification:
         report = run.report or TestReport()
         tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
+        if run.report_problem.startswith(NOT_STARTED):
+            raise EndstopError(
+                f"`{self.settings.command}` cannot be started in the sandbox: {run.output.strip()}"
+            )
         if run.timed_out:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
         elif self._weak:
             notes.append("weak: only the exit code is checked, no report says which tests ran")
+            if run.exit_code == _NOT_FOUND:
+                notes.append(f"before any change the command is not found{_HINT}")
         elif report.executed == 0:
             finding = judge(run, self.settings, None, weak=False)
             raise EndstopError(
-                f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}. "
+                f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}"
+                f"{_HINT if _is_missing(run) else ''}. "
                 f"Its output ends: {run.output.strip()[-1000:] or '(none)'}"
             )
         if unloaded := sorted(report.failed - tests):
@@ -309,6 +323,11 @@ def _rewritten(paths: list[str]) -> Finding:
         f"changed: {', '.join(paths[:5])}",
         would_pass="the tests run as they are; no code changes them",
     )
+
+
+def _is_missing(run: VerifierRun) -> bool:
+    """Whether it seems to be the runner that is not there."""
+    return run.exit_code == _NOT_FOUND or _NO_RUNNER.search(run.output[-1000:]) is not None
 
 
 def _failed(run: VerifierRun) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,8 +164,10 @@ def _run(
     answer: str | None,
     view: Any,
 ) -> AgentResult:
+    from endstop.agent.reading import read_mapping
     from endstop.agent.run import resume_agent, run_agent
-    from endstop.agent.settings import make_settings, merged, overrides, read_mapping
+    from endstop.agent.settings import make_settings, merged, overrides
+    from endstop.protocol.errors import EndstopError
 
     over = merged(overrides(entries), flags)
     if resume is not None:
@@ -179,8 +181,13 @@ def _run(
         data = merged(data, {"task": read_mapping(task_file)})
     data = merged(data, over)
     if not (data.get("task") or {}).get("task"):
+        if task_file is not None:
+            raise EndstopError(f"{task_file} holds no task: it must be a mapping with a key task.")
         raise typer.BadParameter("no task: give it as an argument, or a file with --task")
-    return run_agent(make_settings(data), workspace, person=_ask, watch=view)
+    sources = [str(path) for path in (config, task_file) if path is not None]
+    sources += ["-c"] if sources and entries else []
+    settings = make_settings(data, " and ".join(sources) or "the settings")
+    return run_agent(settings, workspace, person=_ask, watch=view)
 
 
 def _replay(state: Path, entries: list[str]) -> None:
@@ -201,7 +208,7 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
     """Items as a YAML list of texts or of `{id, text}`, a mapping of ids to texts, or `- [ ]` lines."""
     import re
 
-    from endstop.agent.settings import read_yaml
+    from endstop.agent.reading import read_yaml
     from endstop.cli.inputs import read_file
     from endstop.protocol.errors import EndstopError
 
@@ -215,11 +222,15 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
         items = [{"id": str(name), "text": str(said or "")} for name, said in items.items()]
     if not isinstance(items, list) or not items:
         raise EndstopError(f"{path} is no checklist: a YAML list, a mapping, or `- [ ]` lines.")
-    return [_item(item) for item in items]
+    made: list[dict[str, str]] = []
+    for item in items:
+        made.append(_item(item, made))
+    return made
 
 
-def _item(item: Any) -> dict[str, str]:
+def _item(item: Any, before: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """`docs: write a README` has the id `docs`; a text without one gets its words as the id."""
+    import itertools
     import re
 
     if isinstance(item, Mapping):
@@ -233,8 +244,11 @@ def _item(item: Any) -> dict[str, str]:
     name, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[\w.-]+", name.strip()):
         return {"id": name.strip(), "text": rest.strip()}
-    words = re.findall(r"[\w.-]+", text.lower())
-    return {"id": "-".join(words)[:60] or "item", "text": text}
+    words = "-".join(re.findall(r"[\w.-]+", text.lower()))[:60] or "item"
+    # Other texts may have the same words. The same text a second time is refused with the task.
+    taken = {other.get("id") for other in before if other.get("text") != text}
+    numbered = (f"{words}-{number}" for number in itertools.count(2))
+    return {"id": next(id for id in itertools.chain([words], numbered) if id not in taken), "text": text}
 
 
 def _given(flags: Any) -> Any:

@@ -111,7 +111,7 @@ def write_summary(result: AgentResult) -> None:
         ("opened", ", ".join(result.opened)),
         ("unguarded", ", ".join(result.unprotected)),
         ("note", "; ".join(result.notes)),
-        ("warning", _WARNING if "EMPTY_DIFF" in result.warnings else ""),
+        ("warning", _warning(result)),
         ("record", str(result.trajectory)),
     ]
     for name, value in rows:
@@ -122,7 +122,11 @@ def write_summary(result: AgentResult) -> None:
         write_line(f"  best      an earlier state passed the check; its changes are in {best}")
 
 
-_WARNING = "nothing was changed; the check passed on the files as they were"
+def _warning(result: AgentResult) -> str:
+    if "EMPTY_DIFF" not in result.warnings:
+        return ""
+    passed = "; the check passed on the files as they were" if result.outcome == "verified" else ""
+    return f"nothing was changed{passed}"
 
 
 def _check(settings: Any) -> str:

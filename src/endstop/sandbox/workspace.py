@@ -87,6 +87,9 @@ class WorkingCopy:
         state = Path(os.path.realpath(state))
         if state.is_relative_to(workspace):
             raise EndstopError(f"the state {state} lies in the workspace {workspace}; choose another place")
+        if workspace.is_relative_to(state):
+            # The copy would be made in the place of what is copied.
+            raise EndstopError(f"the workspace {workspace} lies in the state {state}; choose another place")
         _remove_left_half(workspace)
         root = state / "workspace"
         _remove(root)
