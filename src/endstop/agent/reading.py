@@ -48,7 +48,7 @@ def read_yaml(text: str) -> Any:
     except ModuleNotFoundError as error:
         raise EndstopError("YAML needs a package: pip install 'endstop[agent]'.") from error
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         def flatten_mapping(self, node: Any) -> None:
             names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
@@ -78,6 +78,12 @@ def validation_sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{name} {text}."
     text = re.sub(r"valid dictionary( or instance of \w+)?", "mapping", text).replace("valid tuple", "list")
     return f"{name}: {text}, got {reprlib.repr(fault['input'])}."
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where the first fault is, and of what kind."""
+    fault = error.errors()[0]
+    return f"{'.'.join(str(part) for part in fault['loc']) or 'all of it'}: {fault['msg']}"
 
 
 def names_of(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
 from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over
@@ -18,6 +20,7 @@ from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
 from endstop.agent.pytest_files import files_pytest_obeys, files_without_skips
+from endstop.agent.reading import first_fault
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.tree import Trees
@@ -72,6 +75,15 @@ class BaselineResult:
     output: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What `to_dict` gives."""
+
+    baseline_tree: str
+    baseline: BaselineResult | None
+    runs: int
+
+
 class Verification:
     """Verifies trees of one workspace against its baseline.
 
@@ -123,8 +135,8 @@ class Verification:
 
     def start(self) -> BaselineResult:
         """Run the baseline, unless it is known. Raises EndstopError where it executes no test."""
+        clear_left_over(self._directory)
         if self.baseline is None:
-            clear_left_over(self._directory)
             self.baseline = self._run_baseline()
             self._widen(self.baseline)
         return self.baseline
@@ -164,13 +176,14 @@ class Verification:
         state: Path,
         dependencies: Mapping[str, Path] | None = None,
     ) -> Verification:
-        kept = data["baseline"]
-        baseline = None
-        if kept is not None and kept["command"] == settings.command:
-            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes")}
-            baseline = BaselineResult(**{**kept, **lists})
-        made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
-        made.runs = int(data["runs"])
+        try:
+            saved = TypeAdapter(_Saved).validate_python(data)
+        except ValidationError as error:
+            raise EndstopError(f"what was saved of the baseline is damaged: {first_fault(error)}") from error
+        kept = saved.baseline
+        baseline = kept if kept is not None and kept.command == settings.command else None
+        made = cls(trees, settings, protected, saved.baseline_tree, sandbox, state, dependencies, baseline)
+        made.runs = saved.runs
         return made
 
     def _widen(self, baseline: BaselineResult) -> None:

@@ -30,8 +30,14 @@ def run(
         str | None, typer.Argument(metavar="TASK", help="What is to be done; - reads stdin.")
     ] = None,
     workspace: Annotated[
-        Path, typer.Option("--workspace", "-w", help="The project; files outside it cannot be changed.")
-    ] = Path("."),
+        Path | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="The project; files outside it cannot be changed.",
+            show_default="the present directory",
+        ),
+    ] = None,
     task_file: Annotated[
         Path | None, typer.Option("--task", help="task.yaml: the task with its check, checklist and bounds.")
     ] = None,
@@ -159,7 +165,7 @@ def _run(
     config: Path | None,
     task_file: Path | None,
     entries: list[str],
-    workspace: Path,
+    workspace: Path | None,
     resume: Path | None,
     answer: str | None,
     view: Any,
@@ -171,8 +177,11 @@ def _run(
 
     over = merged(overrides(entries), flags)
     if resume is not None:
-        if config is not None or task_file is not None or "state" in flags:
-            raise typer.BadParameter("--resume has the settings of its run; change them with -c")
+        given = (config, task_file, workspace, flags.get("state"), (flags.get("task") or {}).get("task"))
+        if any(value is not None for value in given):
+            raise typer.BadParameter(
+                "--resume has the task, workspace and settings of its run; change settings with -c"
+            )
         return resume_agent(resume, changes=over, answer=answer, person=_ask, watch=view)
     if answer is not None:
         raise typer.BadParameter("--answer needs --resume")
@@ -187,7 +196,7 @@ def _run(
     sources = [str(path) for path in (config, task_file) if path is not None]
     sources += ["-c"] if sources and entries else []
     settings = make_settings(data, " and ".join(sources) or "the settings")
-    return run_agent(settings, workspace, person=_ask, watch=view)
+    return run_agent(settings, workspace or Path(), person=_ask, watch=view)
 
 
 def _replay(state: Path, entries: list[str]) -> None:

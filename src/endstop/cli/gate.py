@@ -57,18 +57,6 @@ PLACE = OptionGroup(
         Path | None,
         typer.Option("--workspace", help="The agent's directory.", show_default="what the hook says, or ."),
     ],
-    task=Annotated[
-        Path | None, typer.Option("--task", help="The task file.", show_default="task.yaml of the workspace")
-    ],
-    format=Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Whose hook this is: claude-code, codex, cursor, or plain (no JSON; exit codes).",
-            show_default="plain",
-        ),
-    ],
     session=Annotated[
         str | None,
         typer.Option("--session", help="Its name, where no hook tells it.", show_default="default"),
@@ -79,6 +67,20 @@ PLACE = OptionGroup(
             "--state",
             help="Where sessions are kept, outside of the workspace.",
             show_default="~/.local/state/endstop/gate",
+        ),
+    ],
+)
+HOOK = OptionGroup(
+    task=Annotated[
+        Path | None, typer.Option("--task", help="The task file.", show_default="task.yaml of the workspace")
+    ],
+    format=Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Whose hook this is: claude-code, codex, cursor, or plain (no JSON; exit codes).",
+            show_default="plain",
         ),
     ],
     sandbox=Annotated[
@@ -103,9 +105,10 @@ PLACE = OptionGroup(
 
 
 @app.command("check")
-@verb(place=PLACE)
+@verb(place=PLACE, hook=HOOK)
 def check(
     place: dict[str, Any],
+    hook: dict[str, Any],
     evidence: Annotated[
         Path | None, typer.Option("--evidence", help="Read in place of the task's evidence_file.")
     ] = None,
@@ -121,17 +124,18 @@ def check(
     """
     from endstop.agent.hooks import write_answer
 
-    form, event = _event(place)
-    guard, load = _guard(place, event, evidence, headless)
+    form, event = _event(place, hook)
+    guard, load = _guard(place, hook, event, evidence, headless)
     output = write_answer(form, event, guard.check(event, load))
     _write(output.stdout, output.stderr)
     raise typer.Exit(output.exit_code)
 
 
 @app.command("start")
-@verb(place=PLACE)
+@verb(place=PLACE, hook=HOOK)
 def start(
     place: dict[str, Any],
+    hook: dict[str, Any],
     again: Annotated[
         bool,
         typer.Option("--again", help="Take the files as they are now for the baseline, whatever was before."),
@@ -151,8 +155,8 @@ def start(
     """
     from endstop.agent.hooks import Answer, write_answer
 
-    form, event = _event(place, "start")
-    guard, load = _guard(place, event, None, False)
+    form, event = _event(place, hook, "start")
+    guard, load = _guard(place, hook, event, None, False)
     now = form == "plain" if baseline is None else baseline
     told = guard.start(event, load, anew=again, run_baseline=now)
     output = write_answer(form, event, Answer("silent", told))
@@ -173,7 +177,7 @@ def status(
     from endstop.agent.hooks import HookEvent
     from endstop.cli.output import for_terminal, note, write_json, write_line
 
-    guard, _ = _guard(place, HookEvent("other"), None, False)
+    guard, _ = _guard(place, {}, HookEvent("other"), None, False)
     rows = [summary(session) for session in guard.sessions()]
     if "session" in place:
         rows = [row for row in rows if row["session"] == place["session"]]
@@ -191,14 +195,14 @@ def status(
             write_line(f"  {line}")
 
 
-def _event(place: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookEvent]:
+def _event(place: dict[str, Any], hook: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookEvent]:
     """The event from stdin; without a format what the verb itself says."""
     from endstop.agent.hooks import HOOK_FORMATS, INPUT_LIMIT, HookEvent, read_event
     from endstop.protocol.errors import EndstopError
 
-    form = next((name for name in HOOK_FORMATS if name == place.get("format", "plain")), None)
+    form = next((name for name in HOOK_FORMATS if name == hook.get("format", "plain")), None)
     if form is None:
-        raise EndstopError(f"there is no format {place['format']}; known are {', '.join(HOOK_FORMATS)}")
+        raise EndstopError(f"there is no format {hook['format']}; known are {', '.join(HOOK_FORMATS)}")
     if form == "plain":
         return form, HookEvent(
             "start" if kind == "start" else "stop", session=place.get("session", "default")
@@ -207,7 +211,7 @@ def _event(place: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookE
 
 
 def _guard(
-    place: dict[str, Any], event: HookEvent, evidence: Path | None, headless: bool
+    place: dict[str, Any], hook: dict[str, Any], event: HookEvent, evidence: Path | None, headless: bool
 ) -> tuple[Guard, Loader]:
     from endstop.agent.guard import Guard
     from endstop.agent.task import load_task
@@ -218,21 +222,21 @@ def _guard(
         raise EndstopError(f"the workspace {workspace} is not there")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     state = (place.get("state") or home / "endstop" / "gate").resolve()
-    file = (place.get("task") or workspace / "task.yaml").resolve()
-    guard = Guard(workspace, state, _sandbox(place), evidence and evidence.resolve(), headless)
+    file = (hook.get("task") or workspace / "task.yaml").resolve()
+    guard = Guard(workspace, state, _sandbox(hook), evidence and evidence.resolve(), headless)
     return guard, lambda: (load_task(file), str(file))
 
 
-def _sandbox(place: dict[str, Any]) -> Any:
+def _sandbox(hook: dict[str, Any]) -> Any:
     from typing import get_args
 
     from endstop.protocol.errors import EndstopError
     from endstop.sandbox.settings import SandboxMode, SandboxSettings
 
-    mode = place.get("sandbox", "auto")
+    mode = hook.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    named = place.get("virtualenv", "auto")
+    named = hook.get("virtualenv", "auto")
     directory = os.environ.get("VIRTUAL_ENV", "") if named == "auto" else "" if named == "none" else named
     if not directory:
         return SandboxSettings(mode=mode)
