@@ -67,7 +67,8 @@ def read_yaml(text: str) -> Any:
 
 def validation_sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """The first fault that pydantic found, as a sentence; of an unknown key the nearest known one."""
-    fault = error.errors()[0]
+    # A name that is misspelled is the cause of one that is missing.
+    fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     name = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return f"unknown key {name}; the nearest is {nearest(_without_places(name), names_of(model))}."
@@ -77,6 +78,7 @@ def validation_sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if text.startswith("has "):
         return f"{name} {text}."
     text = re.sub(r"valid dictionary( or instance of \w+)?", "mapping", text).replace("valid tuple", "list")
+    text = text.replace("Tuple should", "A list should")
     return f"{name}: {text}, got {reprlib.repr(fault['input'])}."
 
 
