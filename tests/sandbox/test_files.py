@@ -128,7 +128,7 @@ def test_pipes_devices_and_directories(files: WorkspaceFiles, workspace: Path) -
         files.read("pipe")
     with pytest.raises(PathRefused, match="is no regular file"):
         files.write("pipe", b"")
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
     for path in ("src", "src/.", ".", "/workspace"):
         with pytest.raises(PathRefused, match="is a directory"):
             files.read(path)

@@ -216,6 +216,11 @@ ANSWER = {"role": "assistant", "content": "one two"}
             {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
             "an answer has a content",
         ),
+        ({"messages": [USER, ANSWER], "complete": False}, "30 say themselves that they were cut off"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "one two " * 200}]},
+            "none of the first 30 conversations has an answer with its end: 30 are longer than a row of",
+        ),
         ({"messages": [USER, ANSWER], "tools": "no JSON"}, "tools is no list and no JSON of one"),
         ({"messages": [USER, ANSWER], "tools": 5}, "tools is a list of objects, got 5"),
     ],

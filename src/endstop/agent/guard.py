@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verification import Verification
 from endstop.agent.verifiers import resolved
+from endstop.agent.virtualenv import at_home, dependencies_of
 from endstop.outcomes import AgentOutcome
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
@@ -54,6 +55,7 @@ class Session:
         round: how often a budget was given. gate: GateState of this round.
         verify: the project's check; None where it has none. verification: what is known of the baseline
             once the check ran on it.
+        dependencies: of the task, and what the sandbox holds of the workspace, a virtualenv for one.
         heard: ways out that ended a round; they count once. judged_tree: of the last answer.
         checking_since: set while a check runs; found at a start of one, that one was killed.
         answer, answered: the last answer, and when.
@@ -70,6 +72,7 @@ class Session:
     gate: dict[str, Any] = field(default_factory=lambda: GateState().to_dict())
     verify: dict[str, Any] | None = None
     verification: dict[str, Any] | None = None
+    dependencies: list[str] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)
     judged_tree: str = ""
     checking_since: float | None = None
@@ -215,7 +218,8 @@ class Guard:
 
     def _new(self, name: str, load: Loader, *, from_start: bool) -> Session:
         task, source = load()
-        trees = self._trees(task)
+        dependencies = dependencies_of(task.dependencies, self.sandbox, self.workspace)
+        trees = self._trees(task, dependencies)
         verify = resolved(task.verify, self.workspace)
         return Session(
             workspace=str(self.workspace),
@@ -226,17 +230,18 @@ class Guard:
             started=time.time(),
             protected_from_start=from_start,
             verify=None if verify.command is None else verify.model_dump(mode="json"),
+            dependencies=list(dependencies),
         )
 
     def _gate(self, session: Session) -> tuple[Gate, Trees]:
         task = Task.model_validate(session.task)
-        trees = self._trees(task)
+        trees = self._trees(task, session.dependencies)
         verification = self._verification(session, task, trees)
         state = GateState.from_dict(session.gate)
         return Gate(task, trees, verification, state, session.baseline, not self.headless), trees
 
-    def _trees(self, task: Task) -> Trees:
-        return Trees(self._place, self.workspace, exclude=(*task.dependencies, task.evidence_file))
+    def _trees(self, task: Task, dependencies: Iterable[str]) -> Trees:
+        return Trees(self._place, self.workspace, exclude=(*dependencies, task.evidence_file))
 
     def _verification(self, session: Session, task: Task, trees: Trees) -> Verifies | None:
         """The project's check, which ran on the baseline once in a session. Raises EndstopError where it runs
@@ -245,13 +250,14 @@ class Guard:
             return None
         settings = VerifySettings.model_validate(session.verify)
         protected = Protected.of(task, settings)
-        dependencies = {path: self.workspace / path for path in task.dependencies}
+        dependencies = {path: self.workspace / path for path in session.dependencies}
+        sandbox = at_home(self.sandbox, self.workspace)
         if session.verification is not None:
             return Verification.from_dict(
-                session.verification, trees, settings, protected, self.sandbox, self._place, dependencies
+                session.verification, trees, settings, protected, sandbox, self._place, dependencies
             )
         verification = Verification(
-            trees, settings, protected, session.baseline, self.sandbox, self._place, dependencies
+            trees, settings, protected, session.baseline, sandbox, self._place, dependencies
         )
         verification.start()
         session.verification = verification.to_dict()

@@ -80,6 +80,8 @@ def read_event(form: HookFormat, text: str, environment: Mapping[str, str]) -> H
     """The event that a harness wrote to stdin. Raises EndstopError for what is no such event."""
     if form == "plain":
         return HookEvent("stop")
+    if not text.strip():
+        raise EndstopError(f"stdin is empty; {form} sends its hooks JSON there (by hand: --format plain)")
     # Cursor on Windows begins with a byte-order mark.
     try:
         data = json.loads(text.lstrip("\ufeff"))

@@ -69,6 +69,11 @@ def replay(path: Path, *, changes: Mapping[str, Any] | None = None) -> Replay:
         workspace, state = Path(folder) / "workspace", Path(folder) / "state"
         trees = Trees(recorded.path.parent, Path(recorded.workspace))
         trees.export(recorded.baseline, workspace)
+        for path in recorded.task["dependencies"]:
+            (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+            (workspace / path).symlink_to(Path(recorded.workspace) / path)
+        also_at = (data.get("sandbox") or {}).get("also_at") or []
+        data = merged(data, {"sandbox": {"also_at": [*also_at, recorded.workspace]}})
         data["state"] = str(state)
         model = AgentModel(ScriptedChat([*answers, _over]), recorded.model.get("name", ""), "scripted")
         result = run_agent(

@@ -78,6 +78,7 @@ def run_agent(
             secrets=values,
         )
         trajectory.watch = watch or trajectory.watch
+        trajectory.watch("record", state)
         with (
             open_workplace(settings, workspace, state, None, trajectory.watch) as place,
             open_tools(settings, place, extra_tools) as tools,

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from endstop.agent.reading import nearest, read_yaml, validation_sentence
 from endstop.agent.task import Seconds, Strict, Task
+from endstop.agent.virtualenv import find_virtualenv
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import FIELD_NAMES
 
@@ -98,6 +99,8 @@ class SandboxSection(Strict):
         network: whether commands reach it.
         read_only: host paths that commands may read. path: entries put before PATH.
         virtualenv: `auto` is the activated one; a path; or `none`.
+        also_at: host paths that lead to the workspace in the sandbox, besides its own: where packages of the
+            virtualenv were installed from as editable, if the workspace is another copy.
         environment: variables of the commands. pass_env: names that are taken over from the own environment.
         allow_secrets: names of secrets that may be passed all the same.
         seconds, memory_bytes, processes, file_bytes, tmp_bytes: of one command; None: see CommandLimits.
@@ -108,6 +111,7 @@ class SandboxSection(Strict):
     read_only: tuple[Path, ...] = ()
     path: tuple[str, ...] = ()
     virtualenv: str = "auto"
+    also_at: tuple[Path, ...] = ()
     environment: Mapping[str, str] = Field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     allow_secrets: tuple[str, ...] = ()
@@ -196,11 +200,19 @@ def anchored(settings: AgentSettings, directory: Path) -> AgentSettings:
             name = str(directory / name)
         return given.model_copy(update={"name": name})
 
-    prompts, tools = settings.prompts, settings.tools
+    prompts, tools, sandbox = settings.prompts, settings.tools, settings.sandbox
+    virtualenv = find_virtualenv(sandbox.virtualenv, directory)
     oracle = None if tools.oracle is None else model(tools.oracle)
     return settings.model_copy(
         update={
             "model": model(settings.model),
+            "sandbox": sandbox.model_copy(
+                update={
+                    "read_only": tuple(directory / path.expanduser() for path in sandbox.read_only),
+                    "also_at": tuple(directory / path.expanduser() for path in sandbox.also_at),
+                    "virtualenv": "none" if virtualenv is None else str(virtualenv),
+                }
+            ),
             "prompts": PromptSettings(
                 system=place(prompts.system), task=place(prompts.task), compaction=place(prompts.compaction)
             ),
@@ -209,6 +221,23 @@ def anchored(settings: AgentSettings, directory: Path) -> AgentSettings:
             ),
         }
     )
+
+
+def anchored_part(data: Mapping[str, Any], directory: Path, source: str) -> dict[str, Any]:
+    """A part of the settings, with its paths made absolute. Raises EndstopError as `make_settings` does."""
+    task = {"task": "any", **(data.get("task") or {})}
+    whole = anchored(make_settings({**data, "task": task}, source), directory)
+    return _only(whole.model_dump(mode="json"), data)
+
+
+def _only(whole: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a mapping the keys that another has, all the way down."""
+    return {
+        key: _only(whole[key], value)
+        if isinstance(value, Mapping) and isinstance(whole[key], Mapping)
+        else whole[key]
+        for key, value in wanted.items()
+    }
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class SuiteReport:
 def read_suite(path: Path) -> Suite:
     """Read a suite file (YAML, JSON or TOML). Raises EndstopError with one sentence for what does not fit."""
     from endstop.agent.reading import read_mapping, validation_sentence
+    from endstop.agent.settings import anchored_part
 
     try:
         suite = Suite.model_validate(read_mapping(path))
@@ -129,11 +130,13 @@ def read_suite(path: Path) -> Suite:
     twice = [name for name, count in Counter(task.id for task in suite.tasks).items() if count > 1]
     if twice:
         raise EndstopError(f"{path}: two tasks have the id {twice[0]!r}; every task needs one of its own.")
-    tasks = tuple(_resolved(task, path.resolve().parent) for task in suite.tasks)
+    folder = path.resolve().parent
+    tasks = tuple(_resolved(task, folder, path) for task in suite.tasks)
     for task in tasks:
         if not task.workspace.is_dir():
             raise EndstopError(f"{path}: the workspace of {task.id}, {task.workspace}, is no directory.")
-    return suite.model_copy(update={"tasks": tasks})
+    settings = anchored_part(suite.settings, folder, f"{path}: settings")
+    return suite.model_copy(update={"tasks": tasks, "settings": settings})
 
 
 def run_suite(
@@ -209,9 +212,9 @@ def do_run(run: PlannedRun) -> SuiteRun:
 
 
 def _plan(suite: Suite, out: Path, over: Mapping[str, Any], repeat: int) -> list[PlannedRun]:
-    from endstop.agent.settings import merged
+    from endstop.agent.settings import anchored_part, merged
 
-    out = out.resolve()
+    out, over = out.resolve(), anchored_part(over, Path.cwd(), "the settings")
     return [
         PlannedRun(
             task,
@@ -230,6 +233,9 @@ def _settings(run: PlannedRun, state: Path) -> AgentSettings:
 
     task = run.task.task if isinstance(run.task.task, dict) else read_mapping(run.task.task)
     data = merged({"task": task}, {**run.settings, "state": str(state), "interactive": False})
+    # Where the task's workspace stands a virtualenv may have installed it from.
+    also_at = (data.get("sandbox") or {}).get("also_at") or []
+    data = merged(data, {"sandbox": {"also_at": [*also_at, str(run.task.workspace)]}})
     return make_settings(data, f"the task {run.task.id}")
 
 
@@ -271,8 +277,10 @@ def _written(path: Path) -> dict[str, Any]:
     return data
 
 
-def _resolved(task: SuiteTask, folder: Path) -> SuiteTask:
+def _resolved(task: SuiteTask, folder: Path, path: Path) -> SuiteTask:
     """The task with paths that hold wherever it is run."""
+    from endstop.agent.settings import anchored_part
+
     held_out = task.held_out
     if held_out is not None:
         held_out = held_out.model_copy(update={"files": folder / held_out.files})
@@ -281,6 +289,7 @@ def _resolved(task: SuiteTask, folder: Path) -> SuiteTask:
             "workspace": folder / task.workspace,
             "task": task.task if isinstance(task.task, dict) else folder / task.task,
             "held_out": held_out,
+            "settings": anchored_part(task.settings, folder, f"{path}: settings of {task.id}"),
         }
     )
 

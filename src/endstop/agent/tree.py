@@ -77,6 +77,7 @@ class Trees:
         self._stamps_file = state / "stamps.json"
         self._stamps = _load_stamps(self._stamps_file)
         self.left_out: dict[str, str] = {}
+        self._times: dict[str, tuple[str, int]] = {}
 
     def snapshot(self) -> str:
         """Keep the workspace as it is now and return its tree id."""
@@ -89,7 +90,7 @@ class Trees:
             tree = walk.directory(descriptor, "", 0)
         finally:
             os.close(descriptor)
-        self.left_out = walk.left_out
+        self.left_out, self._times = walk.left_out, walk.times
         if walk.stamps != self._stamps:
             self._stamps = walk.stamps
             _save_stamps(self._stamps_file, walk.stamps)
@@ -168,11 +169,15 @@ class Trees:
         return f"{text}\n[the rest of the difference is left out]\n" if cut else text
 
     def export(self, tree: str, destination: Path, *, owner: Owner | None = None) -> None:
-        """Write a tree into a directory that is new or empty."""
+        """Write a tree into a directory that is new or empty.
+
+        Files that are as the last snapshot found them keep their time of change, so that what was built from
+        them is as new or as old as it was; all others are new.
+        """
         destination.mkdir(parents=True, exist_ok=True)
         if any(destination.iterdir()):
             raise EndstopError(f"{destination} is not empty: a tree is exported into a new directory")
-        self._export(tree, str(destination), owner)
+        self._export(tree, str(destination), owner, "")
 
     def restore(self, tree: str) -> list[str]:
         """Make the workspace a tree again, but for what is left out. Returns the paths that differed."""
@@ -234,13 +239,14 @@ class Trees:
             for name, there in nested.items()
         )
 
-    def _export(self, tree: str, destination: str, owner: Owner | None) -> None:
+    def _export(self, tree: str, destination: str, owner: Owner | None, prefix: str) -> None:
         # Not by path from the top: a directory is entered only once it is made, and nothing else runs yet.
         for raw, entry in self._store.tree(tree):
-            path = f"{destination}/{os.fsdecode(raw)}"
+            name = os.fsdecode(raw)
+            path = f"{destination}/{name}"
             if entry.mode == "40000":
                 os.mkdir(path)
-                self._export(entry.object_id, path, owner)
+                self._export(entry.object_id, path, owner, f"{prefix}{name}/")
                 continue
             if entry.mode == "120000":
                 os.symlink(self._store.content(entry.object_id), os.fsencode(path))
@@ -249,6 +255,9 @@ class Trees:
                 try:
                     self._store.write_to(descriptor, entry.object_id)
                     os.fchmod(descriptor, 0o755 if entry.mode == "100755" else 0o644)
+                    object_id, changed = self._times.get(prefix + name, ("", 0))
+                    if object_id == entry.object_id:
+                        os.utime(descriptor, ns=(changed, changed))
                 finally:
                     os.close(descriptor)
             _give(path, owner)
@@ -287,6 +296,7 @@ class _Walk:
         self._began = time.time_ns()
         self.stamps: dict[str, tuple[Stamp, str]] = {}
         self.left_out: dict[str, str] = {}
+        self.times: dict[str, tuple[str, int]] = {}
 
     def directory(self, descriptor: int, prefix: str, depth: int) -> str:
         entries = []
@@ -328,6 +338,7 @@ class _Walk:
         object_id = self._file(directory, name, path, status)
         if object_id is None:
             return "changed while it was read"
+        self.times[path] = (object_id, status.st_mtime_ns)
         mode: Mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
         return Entry(mode, object_id)
 

@@ -35,13 +35,6 @@ from endstop.sandbox.settings import SandboxSettings
 _CODE = frozenset(
     ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
 )
-# What a shell exits with for a program that is not there, and what others say.
-_NOT_FOUND = 127
-_NO_RUNNER = re.compile(r"(command|: +)not found\b|No module named|[Cc]annot find module")
-_HINT = (
-    " (the sandbox has the system's programs alone: activate the project's virtualenv, or name it with "
-    "--virtualenv of the gate, -c sandbox.virtualenv=DIR of a run)"
-)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -210,14 +203,13 @@ class Verification:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
         elif self._weak:
             notes.append("weak: only the exit code is checked, no report says which tests ran")
-            if run.exit_code == _NOT_FOUND:
-                notes.append(f"before any change the command is not found{_HINT}")
+            if missing := _missing_program(run):
+                notes.append(f"before any change the command is not found{missing}")
         elif report.executed == 0:
             finding = judge(run, self.settings, None, weak=False)
             raise EndstopError(
-                f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}"
-                f"{_HINT if _is_missing(run) else ''}. "
-                f"Its output ends: {run.output.strip()[-1000:] or '(none)'}"
+                f"`{self.settings.command}` cannot verify anything: before any change {finding.problem}. "
+                f"Its output ends: {_last_words(run.output)}{_missing_program(run)}"
             )
         if unloaded := sorted(report.failed - tests):
             notes.append(f"could not be loaded before any change: {', '.join(unloaded[:20])}")
@@ -338,9 +330,19 @@ def _rewritten(paths: list[str]) -> Finding:
     )
 
 
-def _is_missing(run: VerifierRun) -> bool:
-    """Whether it seems to be the runner that is not there."""
-    return run.exit_code == _NOT_FOUND or _NO_RUNNER.search(run.output[-1000:]) is not None
+def _last_words(output: str) -> str:
+    """The last lines that say something, for a sentence."""
+    lines = [line for line in map(str.strip, output.splitlines()) if any(map(str.isalnum, line))]
+    return " / ".join(lines[-3:])[-500:] or "(none)"
+
+
+def _missing_program(run: VerifierRun) -> str:
+    if run.exit_code != 127 and "No module named pytest" not in run.output:
+        return ""
+    return (
+        ". Commands find the system's programs and those of one virtualenv: activate the project's, or name "
+        "it (`-c sandbox.virtualenv=DIR`; `--virtualenv DIR` for `endstop gate`)"
+    )
 
 
 def _failed(run: VerifierRun) -> frozenset[str]:

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 from endstop.agent.gate import Gate
 from endstop.agent.protected import Protected
-from endstop.agent.settings import AgentSettings, SandboxSection
+from endstop.agent.settings import AgentSettings
 from endstop.agent.task import Task
 from endstop.agent.trajectory import Trajectory
 from endstop.agent.tree import Trees
 from endstop.agent.verification import Verification
 from endstop.agent.verifiers import resolved
+from endstop.agent.virtualenv import at_home, dependencies_of, find_virtualenv, with_virtualenv
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.arguments import INSIDE
 from endstop.sandbox.command import run_command
@@ -104,8 +105,9 @@ def open_workplace(
     that cannot be had, and for a check that runs no test on the baseline.
     """
     task = settings.task
-    sandbox = sandbox_settings(settings)
+    sandbox = at_home(sandbox_settings(settings), workspace)
     watch("sandbox", describe(sandbox))
+    task = task.model_copy(update={"dependencies": dependencies_of(task.dependencies, sandbox, workspace)})
     bind = _dependencies(task.dependencies, workspace)
     with WorkingCopy.open(workspace, state, sandbox, exclude=task.dependencies) as working:
         _must_run(sandbox, working.root)
@@ -126,7 +128,7 @@ def open_workplace(
                 verification = Verification(trees, task.verify, protected, baseline, sandbox, state, bind)
             if verification.baseline is None:
                 watch("baseline", None)
-            verification.start()
+                watch("baseline", verification.start())
         yield Workplace(
             task, workspace, working.root, sandbox, trees, working, baseline, verification, protected, bind
         )
@@ -155,21 +157,18 @@ def sandbox_settings(settings: AgentSettings) -> SandboxSettings:
                 f"{name} is a secret and does not enter the sandbox; "
                 f"where it must, name it in sandbox.allow_secrets."
             )
-    read_only, path = list(section.read_only), list(section.path)
-    virtualenv = _virtualenv(section)
-    if virtualenv is not None:
-        read_only.append(virtualenv)
-        path.insert(0, str(virtualenv / "bin"))
     given = section.model_dump(include={"seconds", "memory_bytes", "processes", "file_bytes", "tmp_bytes"})
     limits = CommandLimits(**{name: value for name, value in given.items() if value is not None})
-    return SandboxSettings(
+    sandbox = SandboxSettings(
         mode=section.mode,
         limits=limits,
         network=section.network,
-        read_only=tuple(read_only),
+        read_only=section.read_only,
         environment=environment,
-        path_entries=tuple(path),
+        path_entries=section.path,
+        also_at=section.also_at,
     )
+    return with_virtualenv(sandbox, find_virtualenv(section.virtualenv, Path.cwd()))
 
 
 def secret_values(settings: AgentSettings) -> tuple[str, ...]:
@@ -201,19 +200,6 @@ def _secrets_of_server(server: Mapping[str, Any], settings: AgentSettings) -> se
             values.add(str(value))
         values |= {os.environ.get(other, "") for other in named if _is_secret(other, settings)}
     return values
-
-
-def _virtualenv(section: SandboxSection) -> Path | None:
-    """The virtualenv that commands see: the activated one, one that is named, or none."""
-    if section.virtualenv == "none":
-        return None
-    if section.virtualenv == "auto":
-        active = os.environ.get("VIRTUAL_ENV")
-        return Path(active) if active and (Path(active) / "bin").is_dir() else None
-    path = Path(section.virtualenv).expanduser().absolute()
-    if not (path / "bin").is_dir():
-        raise EndstopError(f"sandbox.virtualenv {path} is no virtualenv: it has no bin.")
-    return path
 
 
 def _dependencies(paths: tuple[str, ...], workspace: Path) -> dict[str, Path]:

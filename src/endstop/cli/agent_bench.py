@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +49,10 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option("--keep", help="A folder for the trajectories of all plays.")
     ] = None,
-    show_all: Annotated[bool, typer.Option("--each", help="A row for every scenario as well.")] = False,
+    show_all: Annotated[
+        bool,
+        typer.Option("--each", help="A row for every scenario, not only for those that a gate got wrong."),
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the scenarios and play none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
 ) -> None:
@@ -61,6 +64,8 @@ def bench(
 
     Example: endstop agent bench --group manipulation --jobs 2
     """
+    from rich.text import Text
+
     from endstop.agent.bench.all import chosen, play_all, scores
     from endstop.agent.bench.play import GATES, missing_programs
     from endstop.cli.output import console, note, write_json, write_line
@@ -103,10 +108,12 @@ def bench(
         )
     else:
         out = console()
-        if show_all:
-            out.print(_each_table(scenarios, played))
+        wrong = {one.scenario for one in played if one.accepted_wrongly or one.refused_wrongly}
+        rows = [scenario for scenario in scenarios if show_all or scenario.name in wrong]
+        for table in _plays_tables(rows, played):
+            out.print(table)
         out.print(_score_table(found))
-        out.print(_wrong_table(scenarios, played))
+        out.print(Text(_legend(found), "dim"), soft_wrap=True)
         for name, programs in left_out.items():
             note(f"left out, for want of {', '.join(programs)}: {name}")
         meant = {scenario.name for scenario in scenarios if not scenario.starts}
@@ -125,20 +132,13 @@ def _known(values: Sequence[str], known: Sequence[str], option: str) -> list[str
 
 
 def _score_table(found: Sequence[GateScore]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    from endstop.agent.bench.play import GATES
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("gate", "says done when"):
-        table.add_column(name)
+    table = _plain_table()
+    table.add_column("gate")
     for name in ("accepted wrongly", "of the ten", "refused wrongly"):
         table.add_column(name, justify="right")
     for score in found:
         table.add_row(
             score.gate,
-            GATES[score.gate],
             f"{len(score.accepted_wrongly)} of {score.not_done + score.done}",
             str(score.manipulations_accepted),
             f"{len(score.refused_wrongly)} of {score.done}",
@@ -146,37 +146,49 @@ def _score_table(found: Sequence[GateScore]) -> Table:
     return table
 
 
-def _wrong_table(scenarios: Sequence[Scenario], played: Sequence[Played]) -> Table:
-    """Every scenario that some gate got wrong, and which."""
-    wrong = {one.scenario for one in played if one.accepted_wrongly or one.refused_wrongly}
-    return _each_table([scenario for scenario in scenarios if scenario.name in wrong], played)
+def _legend(found: Sequence[GateScore]) -> str:
+    from endstop.agent.bench.play import GATES
+
+    rules = [f"  {score.gate:10} {GATES[score.gate]}" for score in found]
+    lines = [
+        "wrong: the gate took work for done that was not, or refused work that was done",
+        "of the ten: ordinary ways to make a red suite look green",
+        "A gate says done when",
+    ]
+    return "\n".join([*lines, *rules])
 
 
-def _each_table(scenarios: Sequence[Scenario], played: Sequence[Played]) -> Table:
-    from rich import box
-    from rich.table import Table
+def _plays_tables(scenarios: Sequence[Scenario], played: Sequence[Played]) -> Iterator[Table]:
+    """One row for each scenario, one column for each gate; work that is never done and other work apart."""
     from rich.text import Text
 
     gates = list(dict.fromkeys(one.gate for one in played))
     found = {(one.scenario, one.gate): one for one in played}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("scenario", overflow="fold")
-    table.add_column("work")
-    for gate in gates:
-        table.add_column(gate)
-    for scenario in scenarios:
-        cells = [found.get((scenario.name, gate)) for gate in gates]
-        if any(cells):
-            words = [Text("", "") if one is None else _word(one) for one in cells]
-            table.add_row(scenario.name, "done" if scenario.done else "not done", *words)
-    return table
+    for done, title in ((False, "never done"), (True, "gets done")):
+        table = _plain_table()
+        table.add_column(title, overflow="fold", ratio=1)
+        for gate in gates:
+            table.add_column(gate)
+        for scenario in scenarios:
+            cells = [found.get((scenario.name, gate)) for gate in gates]
+            if scenario.done == done and any(cells):
+                table.add_row(Text(scenario.name), *(_word(one) for one in cells))
+        if table.row_count:
+            yield table
 
 
-def _word(one: Played) -> Text:
+def _plain_table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=False)
+
+
+def _word(one: Played | None) -> Text:
     from rich.text import Text
 
-    if one.accepted_wrongly:
-        return Text("ACCEPTED", "bold red")
-    if one.refused_wrongly:
-        return Text("REFUSED", "bold yellow")
-    return Text("accepted" if one.accepted_at is not None else "refused", "dim")
+    if one is None:
+        return Text()
+    if one.accepted_wrongly or one.refused_wrongly:
+        return Text("wrong", "bold red")
+    return Text("right", "dim")

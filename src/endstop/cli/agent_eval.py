@@ -83,6 +83,7 @@ def evaluate(
         screen = console()
         screen.print(_task_table(report))
         screen.print(_measure_table(report.measures))
+        note("attempted, shipped: runs with a false completion; minutes: of the gate, per run.")
     problems = [run for run in report.runs if run.problem]
     for run in problems:
         note(f"{run.task}, run {run.number}: {run.problem}")
@@ -94,11 +95,11 @@ def _task_table(report: SuiteReport) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("task", overflow="fold")
     table.add_column("outcomes", overflow="fold")
-    for name in ("solved", "attempted false", "shipped false", "refusals", "steps", "gate minutes"):
-        table.add_column(name, justify="right")
+    for name in ("solved", "attempted", "shipped", "refusals", "steps", "minutes"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, measures in report.by_task().items():
         outcomes = ", ".join(
             outcome if count == 1 else f"{outcome} ×{count}" for outcome, count in measures.outcomes.items()

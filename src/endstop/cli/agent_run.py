@@ -287,12 +287,21 @@ def _show(result: AgentResult, as_json: bool) -> None:
 
         write_json(result.to_dict())
         return
+    from endstop.agent.run import RESUMABLE
     from endstop.cli.agent_view import write_summary
 
     write_summary(result)
-    if result.outcome in ("interrupted", "needs_user"):
-        answer = " --answer TEXT" if result.outcome == "needs_user" else ""
-        note(f"endstop: go on with: endstop agent run --resume {result.trajectory.parent}{answer}")
+    if result.outcome in RESUMABLE:
+        more = _TO_GO_ON.get(result.outcome, "")
+        note(f"endstop: go on with: endstop agent run --resume {result.trajectory.parent}{more}")
+
+
+_TO_GO_ON = {
+    "needs_user": " --answer TEXT",
+    "limit:steps": " --steps N",
+    "limit:time": " --time SECONDS",
+    "limit:cost": " --cost N",
+}
 
 
 class _terminated_like_interrupted:

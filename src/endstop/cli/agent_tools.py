@@ -119,7 +119,7 @@ def _name(text: str) -> str:
 
 
 def _show(rows: list[tuple[str, Tool]], costs: DefinitionCosts | None, as_json: bool) -> None:
-    from endstop.cli.output import for_terminal, note, write_json, write_line
+    from endstop.cli.output import console, for_terminal, note, write_json, write_line
 
     tokens = [None] * len(rows) if costs is None else [row.tokens for row in costs.rows]
     if as_json:
@@ -135,11 +135,14 @@ def _show(rows: list[tuple[str, Tool]], costs: DefinitionCosts | None, as_json: 
         write_json(result)
         return
     width = max(len(tool.name) for _, tool in rows)
+    sources = max(len(place) for place, _ in rows)
+    room = max(20, console().width - width - sources - (4 if costs is None else 12))
     for (place, tool), count in zip(rows, tokens, strict=True):
         shown = "" if count is None else f"{count:>6}  "
         # A server's description is a stranger's text: one line of it.
         what = " ".join(tool.description.split())
-        line = f"{shown}{tool.name:<{width}}  {place:<8}  {what if len(what) <= 80 else what[:79] + '…'}"
+        what = what if len(what) <= room else f"{what[: room - 1]}…"
+        line = f"{shown}{tool.name:<{width}}  {place:<{sources}}  {what}"
         write_line(for_terminal(line))
     if costs is not None:
         if costs.around:
@@ -151,3 +154,4 @@ def _show(rows: list[tuple[str, Tool]], costs: DefinitionCosts | None, as_json: 
             "estimate": "an ESTIMATE, by length",
         }[costs.basis]
         note(f"Counted: {kind}{f' ({costs.why})' if costs.why else ''}.")
+    note("A run has oracle only where tools.oracle names a model for it.")

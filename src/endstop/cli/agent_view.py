@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from endstop.cli.output import console, for_terminal, write_line
+from endstop.cli.output import console, counted, for_terminal, write_line
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.progress import Progress
 
     from endstop.agent.result import AgentResult
+    from endstop.agent.verification import BaselineResult
 
 _LINES = 6
 _STYLES = {"refusal": "yellow", "end": "bold"}
@@ -22,7 +23,7 @@ class LiveView:
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = console(stderr=True)
-        self._status: Status | None = None
+        self._waiting: Progress | None = None
         self._steps = 0
 
     def __call__(self, kind: str, data: Any) -> None:
@@ -30,29 +31,40 @@ class LiveView:
             return
         if kind == "message":
             self._message(data)
+        elif kind == "record":
+            self._line(f"record: {data}", "dim")
         elif kind == "sandbox":
             self._line(f"sandbox: {data}", "dim")
         elif kind == "verify":
             self._line(_check(data), "dim")
+        elif kind == "baseline" and data is not None:
+            self.close()
+            self._line(_baseline(data), "dim")
         elif kind in ("asking", "running", "deciding", "baseline"):
             self._wait(_WAITS[kind].format(_call(data) if data else ""))
         elif kind == "end":
             self.close()
 
     def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
 
     def _wait(self, text: str) -> None:
-        """What is being waited for; only terminals see it, and it goes away."""
+        """What is being waited for, and how long; only terminals see it, and it goes away."""
         if not self.console.is_terminal:
             return
         self.close()
-        from rich.text import Text
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._status = self.console.status(Text(_short(text, self.console.width - 4), "dim"))
-        self._status.start()
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", "dim", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._waiting = Progress(*columns, console=self.console, transient=True)
+        self._waiting.add_task(_short(for_terminal(text), self.console.width - 12), total=None)
+        self._waiting.start()
 
     def _message(self, message: Mapping[str, Any]) -> None:
         self.close()
@@ -80,7 +92,7 @@ class LiveView:
             self._line(f"  {meta.get('cut') or meta.get('bad')}: nothing of it runs", "yellow")
 
     def _block(self, text: str, style: str = "") -> None:
-        lines = text.strip().splitlines()
+        lines = text.strip("\n").rstrip().splitlines()
         shown = lines if len(lines) <= _LINES else [*lines[:2], "...", *lines[-(_LINES - 3) :]]
         for line in shown:
             self._line(f"    {line}", style or "dim")
@@ -104,12 +116,15 @@ def write_summary(result: AgentResult) -> None:
     write_line(for_terminal(f"{result.outcome}: {result.message}"))
     rows = [
         ("changed", ", ".join(result.changed) or "nothing"),
-        ("steps", f"{result.steps} in {result.seconds:.1f} s, {result.refusals} refusals"),
-        ("check", f"{result.verify or 'none'} ({result.gate_runs} runs, {result.gate_seconds:.1f} s)"),
+        ("steps", f"{result.steps} in {result.seconds:.1f} s, {counted(result.refusals, 'refusal')}"),
+        (
+            "check",
+            f"{result.verify or 'none'} ({counted(result.gate_runs, 'run')}, {result.gate_seconds:.1f} s)",
+        ),
         ("cost", f"{result.cost:.4f}" if result.cost else ""),
         ("assumed", "; ".join(result.assumptions)),
         ("opened", ", ".join(result.opened)),
-        ("unguarded", ", ".join(result.unprotected)),
+        ("given", ", ".join(result.unprotected) + _GIVEN if result.unprotected else ""),
         ("note", "; ".join(result.notes)),
         ("warning", _warning(result)),
         ("record", str(result.trajectory)),
@@ -120,6 +135,9 @@ def write_summary(result: AgentResult) -> None:
     if result.best_diff:
         best = result.trajectory.with_name("best.diff")
         write_line(f"  best      an earlier state passed the check; its changes are in {best}")
+
+
+_GIVEN = " (dependencies: used by the check, not judged)"
 
 
 def _warning(result: AgentResult) -> str:
@@ -136,9 +154,17 @@ def _check(settings: Any) -> str:
     return f"check: {settings.command} (read as {settings.verifier or 'told by the command'}{required})"
 
 
+def _baseline(found: BaselineResult) -> str:
+    if found.timed_out:
+        return f"before any change: the check does not end within {found.seconds:.0f} s"
+    tests = f"{counted(found.executed, 'test')}, {len(found.failed)} failed"
+    told = tests if found.executed else f"exit code {found.exit_code}"
+    return f"before any change: {told}, {found.seconds:.1f} s"
+
+
 def _call(call: Mapping[str, Any]) -> str:
     function = call["function"]
-    return f"{function['name']} {' '.join(function['arguments'].split())}"
+    return f"{function['name']} {' '.join(function['arguments'].splitlines())}"
 
 
 def _short(text: str, length: int) -> str:

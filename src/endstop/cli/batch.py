@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from endstop.cli.inputs import lines, read_file, read_stdin
-from endstop.cli.output import console, counted, note
+from endstop.cli.output import counted, note
+from endstop.cli.progress import bars
 from endstop.cli.results import result_dict
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import FIELD_NAMES
@@ -192,21 +193,14 @@ def _progress(total: int, report: BatchReport) -> Iterator[Any]:
     if not sys.stderr.isatty() or total == 1:
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     started = time.monotonic()
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-    ) as bars:
-        task = bars.add_task("generating", total=total)
+    with bars(transient=True) as progress:
+        task = progress.add_task("generating", total=total)
 
         def show() -> None:
             rate = report.tokens / max(time.monotonic() - started, 1e-9)
-            bars.update(task, completed=report.finished + report.failed, description=f"{rate:.0f} tokens/s")
+            progress.update(
+                task, completed=report.finished + report.failed, description=f"{rate:.0f} tokens/s"
+            )
 
         yield show

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from endstop.cli.progress import bars
+
 
 @contextmanager
 def evaluating() -> Iterator[Callable[[str, int, int], None]]:
@@ -17,27 +19,16 @@ def evaluating() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from endstop.cli.output import console
-
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-    ) as bars:
-        bar = bars.add_task("", total=None)
+    with bars(transient=True) as progress:
+        bar = progress.add_task("", total=None)
         current = ""
 
         def show(what: str, done: int, total: int) -> None:
             nonlocal current
             if what != current:
                 current = what
-                bars.reset(bar, description=what, total=total or None)
-            bars.update(bar, completed=done, total=total or None)
+                progress.reset(bar, description=what, total=total or None)
+            progress.update(bar, completed=done, total=total or None)
 
         yield show
 

@@ -207,6 +207,8 @@ def _event(place: dict[str, Any], hook: dict[str, Any], kind: str = "stop") -> t
         return form, HookEvent(
             "start" if kind == "start" else "stop", session=place.get("session", "default")
         )
+    if sys.stdin.isatty():
+        raise EndstopError(f"--format {form} is for a hook, which gets JSON on stdin; by hand leave it out")
     return form, read_event(form, sys.stdin.read(INPUT_LIMIT), os.environ)
 
 
@@ -223,27 +225,22 @@ def _guard(
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     state = (place.get("state") or home / "endstop" / "gate").resolve()
     file = (hook.get("task") or workspace / "task.yaml").resolve()
-    guard = Guard(workspace, state, _sandbox(hook), evidence and evidence.resolve(), headless)
+    guard = Guard(workspace, state, _sandbox(hook, workspace), evidence and evidence.resolve(), headless)
     return guard, lambda: (load_task(file), str(file))
 
 
-def _sandbox(hook: dict[str, Any]) -> Any:
+def _sandbox(hook: dict[str, Any], workspace: Path) -> Any:
     from typing import get_args
 
+    from endstop.agent.virtualenv import find_virtualenv, with_virtualenv
     from endstop.protocol.errors import EndstopError
     from endstop.sandbox.settings import SandboxMode, SandboxSettings
 
     mode = hook.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    named = hook.get("virtualenv", "auto")
-    directory = os.environ.get("VIRTUAL_ENV", "") if named == "auto" else "" if named == "none" else named
-    if not directory:
-        return SandboxSettings(mode=mode)
-    virtualenv = Path(directory).expanduser().absolute()
-    if not (virtualenv / "bin").is_dir():
-        raise EndstopError(f"{virtualenv} is no virtualenv: it has no bin")
-    return SandboxSettings(mode=mode, read_only=(virtualenv,), path_entries=(str(virtualenv / "bin"),))
+    virtualenv = find_virtualenv(hook.get("virtualenv", "auto"), workspace)
+    return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
 
 
 def _write(out: str, err: str) -> None:

@@ -45,8 +45,6 @@ _ETC_FOR_NETWORK = ("resolv.conf", "hosts", "gai.conf")
 # The command waits until whoever started it has seen that it would be killed with him: it says that it is
 # there with a first byte of output and goes on at a line of input.
 _WAIT = 'printf "\\000"; IFS= read -r go || exit 125; exec "$@" </dev/null'
-# On every command line of ours.
-MARK = _WAIT.encode()
 _STAGE_SCRIPT = """
 set -e
 stage=$1; shift
@@ -71,6 +69,8 @@ class Layout:
         read_only, writable: seen at their own place.
         bind: path inside the workspace, or anywhere inside -> path of the host, read-only.
         read_only_inside: paths inside the workspace.
+        also_at: further names of the workspace. What is read-only or writable below one of them is seen in
+            the workspace itself.
     """
 
     workspace: Path
@@ -79,6 +79,20 @@ class Layout:
     writable: Sequence[Path] = ()
     bind: Mapping[str, Path] = field(default_factory=dict)
     read_only_inside: Sequence[str] = ()
+    also_at: Sequence[Path] = ()
+
+    def links(self) -> list[Path]:
+        """Of `also_at` those that can be links, since nothing else is at that place."""
+        fixed = [Path(path) for path in (INSIDE, HOME, "/tmp", "/etc", "/dev", "/proc")]
+        wide = [Path(path) for path in ("/usr", "/etc", "/dev", "/proc", INSIDE)]
+        bound = [*self.read_only, *self.writable, *wide]
+        free = {
+            path
+            for path in self.also_at
+            if not any(place.is_relative_to(path) for place in fixed)
+            and not any(path.is_relative_to(place) for place in bound)
+        }
+        return sorted(path for path in free if free.isdisjoint(path.parents))
 
     def sources(self) -> list[Path]:
         """Every path of the host that is bound."""
@@ -125,19 +139,31 @@ def options(
     args += ["--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--size", str(limits.home_bytes), "--tmpfs", HOME]
-    for path in layout.read_only:
-        args += bound("--ro-bind", path, str(path))
-    for path in layout.writable:
-        args += bound("--bind", path, str(path))
-    args += bound("--bind", layout.workspace, INSIDE)
+    links = layout.links()
+    places = [("--ro-bind", path, _place(path, links)) for path in layout.read_only]
+    places += [("--bind", path, _place(path, links)) for path in layout.writable]
+    places.append(("--bind", layout.workspace, INSIDE))
+    # The workspace before what is seen in it.
+    for option, path, place in sorted(places, key=lambda it: it[2].startswith(f"{INSIDE}/")):
+        args += bound(option, path, place)
     for inside, path in layout.bind.items():
         args += bound("--ro-bind", path, os.path.join(INSIDE, inside))
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
+    for link in links:
+        args += ["--symlink", INSIDE, str(link)]
     args += ["--remount-ro", "/", "--chdir", os.path.normpath(f"{INSIDE}/{layout.directory}")]
     for name, value in environment.items():
         args += ["--setenv", name, value]
     return args
+
+
+def _place(path: Path, links: Sequence[Path]) -> str:
+    """Where a path of the host is seen."""
+    for link in links:
+        if path.is_relative_to(link):
+            return os.path.normpath(os.path.join(INSIDE, path.relative_to(link)))
+    return str(path)
 
 
 def waiting(argv: Sequence[str], limits: CommandLimits, others: int) -> list[str]:

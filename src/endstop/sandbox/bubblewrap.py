@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from endstop.sandbox import arguments
 from endstop.sandbox.arguments import Layout
-from endstop.sandbox.load import Load, end_orphans, load_below, processes_of_user
+from endstop.sandbox.load import Load, load_below, processes_of_user
 from endstop.sandbox.seccomp import filter_program
 from endstop.sandbox.settings import CommandLimits, SandboxSettings
 
@@ -33,6 +33,8 @@ _PASSWD = (
 )
 _GROUP = f"root:x:0:\nsandbox:x:{arguments.INSIDE_UID}:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+# Reads what nobody writes, so it goes on when endstop is gone; "0" is all of its process group.
+_GUARD = ("/bin/sh", "-c", "read -r end; kill -9 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,6 @@ def probe() -> Probe:
     for name in ("bwrap", "prlimit", *(("setpriv", "unshare", "mount") if os.geteuid() == 0 else ())):
         if shutil.which(name) is None:
             return Probe(False, f"{name} is not installed")
-    # bwrap waits for ever when it is killed with whoever started it before its sandbox stands. No command
-    # has come to run in it, but it is still there.
-    end_orphans("bwrap", arguments.MARK)
     settings = SandboxSettings(limits=CommandLimits(seconds=10.0))
     try:
         layout = Layout(Path("/usr"))
@@ -124,6 +123,7 @@ def run_bubblewrapped(
             command = arguments.dropped(command, settings.uid)
         if sources:
             command = arguments.staged(command, list(sources))
+        guard = files.enter_context(_guard())
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -132,10 +132,10 @@ def run_bubblewrapped(
             cwd="/",
             env={"PATH": os.environ.get("PATH", arguments.PATH)},
             pass_fds=(*passed, info),
-            start_new_session=True,
+            process_group=guard,
             bufsize=0,
         )
-        run = _Run(process, info, layout.workspace, settings.limits, add)
+        run = _Run(process, guard, info, layout.workspace, settings.limits, add)
         try:
             return run.to_its_end()
         finally:
@@ -148,6 +148,7 @@ class _Run:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        group: int,
         info: int,
         workspace: Path,
         limits: CommandLimits,
@@ -155,7 +156,8 @@ class _Run:
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process, self._info, self._limits, self._add = process, info, limits, add
+        self._process, self._group, self._info = process, group, info
+        self._limits, self._add = limits, add
         self._stdin, self._output = process.stdin, process.stdout
         self._workspace = workspace
         self._first: int | None = None
@@ -194,7 +196,7 @@ class _Run:
             self._first_handle = None
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._group, signal.SIGKILL)
             self._process.wait()
         self._stdin.close()
 
@@ -262,6 +264,31 @@ class _Run:
                     break
                 self._add(chunk)
         self._output.close()
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[int]:
+    """The process group to start bwrap in: it is killed when this process is gone.
+
+    bwrap's own --die-with-parent is not enough. When it is killed before its sandbox stands, its child waits
+    for it for ever; and only from then on does the child's death follow from its parent's.
+    """
+    guard = subprocess.Popen(
+        _GUARD,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+        process_group=0,
+    )
+    try:
+        yield guard.pid
+    finally:
+        # The whole group, which keeps its number until this process has waited.
+        with contextlib.suppress(OSError):
+            os.killpg(guard.pid, signal.SIGKILL)
+        guard.communicate()
 
 
 def _file(files: contextlib.ExitStack, content: bytes) -> int:

@@ -118,6 +118,7 @@ def run_command(
                 writable=[Path(os.path.abspath(path)) for path in writable],
                 bind={**inside.bind, **inside.behind_links},
                 read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
+                also_at=[Path(os.path.abspath(path)) for path in settings.also_at],
             )
             fixed = _environment(settings, HOME, "/tmp")
             ended = run_bubblewrapped(argv, layout, settings, {**fixed, **variables}, add)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from dataclasses import dataclass
 
 # Of a process tree that forks without end no more than this is looked at.
@@ -39,29 +38,6 @@ def load_below(root: int) -> Load:
                 with open(f"/proc/{pid}/task/{thread}/children") as file:
                     open_ends += map(int, file.read().split())
     return Load(processes, pages * page)
-
-
-def end_orphans(program: str, mark: bytes) -> list[int]:
-    """Kill the processes of a program whose command line holds `mark` and whose parent is gone."""
-    ended = []
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if not entry.isdigit() or _name(entry) != program:
-                continue
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                if mark not in file.read():
-                    continue
-            with open(f"/proc/{entry}/stat") as file:
-                parent = file.read().rpartition(")")[2].split()[1]
-            if parent == "1":
-                os.kill(int(entry), signal.SIGKILL)
-                ended.append(int(entry))
-    return ended
-
-
-def _name(pid: str) -> str:
-    with open(f"/proc/{pid}/comm") as file:
-        return file.read().rstrip("\n")
 
 
 def processes_of_user(uid: int) -> int:

@@ -57,6 +57,8 @@ class SandboxSettings:
         network: whether commands have the host's network. Without it they have a loopback of their own.
         read_only: host paths that are to be seen at their own place, never written: a virtualenv, a
             toolchain. What a virtualenv's interpreter needs comes with it.
+        also_at: host paths that lead to the workspace as /workspace does, by a link (bubblewrap only): a
+            package that is installed as editable names the place that it was installed from.
         environment: the only variables besides PATH, HOME and what is fixed; nothing is taken from the host.
         path_entries: directories put before /usr/local/bin:/usr/bin:/bin in PATH.
         uid: the user that root's commands run as, under bubblewrap.
@@ -66,6 +68,7 @@ class SandboxSettings:
     limits: CommandLimits = CommandLimits()
     network: bool = False
     read_only: tuple[Path, ...] = ()
+    also_at: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     path_entries: tuple[str, ...] = ()
     uid: int = SANDBOX_UID

@@ -142,8 +142,9 @@ def _watch(child: int, limits: dict[str, float], started: float, reaper: bool) -
         pid, state, used = os.wait4(child, os.WNOHANG)
         if pid == child:
             code = os.waitstatus_to_exitcode(state)
-            spent = code < 0 and used.ru_utime + used.ru_stime >= round(limits["cpu_seconds"]) - 0.1
-            return "cpu" if spent else "exit", code
+            # The kernel samples what it holds against the limit; what it reports here is measured.
+            spent = used.ru_utime + used.ru_stime >= 0.75 * max(1, round(limits["cpu_seconds"]))
+            return "cpu" if spent and code in (-signal.SIGKILL, -signal.SIGXCPU) else "exit", code
         left = deadline - time.monotonic()
         if left <= 0:
             return "timeout", None

@@ -168,7 +168,7 @@ class WorkingCopy:
                     _bring_link(outer, name, os.readlink(name, dir_fd=inner))
                 else:
                     mode = now.mode if mode_changed or there is None else there.st_mode
-                    _bring_file(inner, outer, name, mode, there)
+                    _bring_file(inner, outer, name, mode, there, now.modified)
         except (NotADirectoryError, FileNotFoundError, FileExistsError, IsADirectoryError):
             return False
         return True
@@ -251,8 +251,15 @@ def _bring_link(outer: int, name: str, target: str) -> None:
     os.chown(name, owner.st_uid, owner.st_gid, dir_fd=outer, follow_symlinks=False)
 
 
-def _bring_file(inner: int, outer: int, name: str, mode: int, there: os.stat_result | None) -> None:
-    place_file(outer, name, lambda descriptor: _pour(inner, name, descriptor), mode=mode, like=there)
+def _bring_file(
+    inner: int, outer: int, name: str, mode: int, there: os.stat_result | None, modified: int
+) -> None:
+    def fill(descriptor: int) -> None:
+        _pour(inner, name, descriptor)
+        # What is built from files is held against their times.
+        os.utime(descriptor, ns=(modified, modified))
+
+    place_file(outer, name, fill, mode=mode, like=there)
 
 
 def _take_away(target: int, path: str) -> bool:

@@ -45,9 +45,11 @@ def check_labels(
         logger.warning("labels of the first %d rows: %s", len(rows), problem)
     seen = min(AUDITED, len(conversations))
     if rows and all(row.cut for row in rows) and transform is None:
+        longer = sum(len(row.ids) > settings.row_length for row in rows)
         raise EndstopError(
-            f"each of the first {seen} conversations is longer than a row of {settings.row_length} tokens: "
-            "no answer would have its end. Give longer rows (row_length)."
+            f"none of the first {seen} conversations has an answer with its end: {longer} are longer than a "
+            f"row of {settings.row_length} tokens, which longer rows (row_length) would help; "
+            f"{len(rows) - longer} say themselves that they were cut off (complete is false)."
         )
     if not found.supervised_tokens:
         because = f"; {len(refusals)} are refused, the first because {refusals[0]}" if refusals else "."

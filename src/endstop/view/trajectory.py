@@ -258,7 +258,7 @@ def _block(text: str, style: str, whole: bool, indent: str = "  ") -> Iterator[T
 
 
 def _arguments(arguments: str, whole: bool) -> str:
-    text = " ".join(arguments.split())
+    text = " ".join(arguments.splitlines())
     return text if whole or len(text) <= 160 else f"{text[:120]} ... {text[-35:]}"
 
 

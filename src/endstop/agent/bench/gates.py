@@ -22,11 +22,11 @@ from endstop.sandbox.settings import SandboxSettings
 
 SimpleGateName = Literal["hidden", "canary", "junit", "exit-code", "text"]
 SIMPLE_GATES: dict[str, str] = {
-    "canary": "the command reports no failure but a planted one (pytest; else the exit code)",
-    "junit": "it exits with 0 and reports a test and no failure (pytest; else the exit code)",
-    "exit-code": "it exits with 0",
+    "canary": "the command fails at a planted test and at no other",
+    "junit": "it exits with 0 and reports a test and no failure",
+    "exit-code": "the command exits with 0",
     "text": "the model says so",
-    "hidden": "a check that neither model nor gates know passes: the truth about a scenario",
+    "hidden": "a check passes that neither model nor gates know",
 }
 _CLAIM = re.compile(
     r"\b(done|fixed|pass(es|ed|ing)?|complete[d]?|works?|green|finished|code 0|agreed)\b", re.I

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from endstop.agent.settings import AgentSettings
 
 GateName = Literal["endstop", "canary", "junit", "exit-code", "text", "hidden"]
-GATES = {"endstop": "the gate of `endstop agent`", **SIMPLE_GATES}
+GATES = {"endstop": "its own run of the original tests on a clean copy passes", **SIMPLE_GATES}
 _CODES = frozenset(get_args(RefusalCode)) | frozenset(get_args(NoticeCode))
 # A refusal of these kinds says: this work is not done.
 _OF_CLAIMS = frozenset(get_args(RefusalCode)) - {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -50,6 +51,7 @@ class ToolContext:
 
     def is_bound(self, path: str) -> bool:
         """Whether only commands see a path: a dependency that is bound for them."""
+        path = posixpath.normpath(path)
         return any(path == place or path.startswith(f"{place}/") for place in self.bind)
 
     def bring_back(self) -> str:

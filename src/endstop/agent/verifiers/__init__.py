@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from endstop.agent.task import VerifierName, VerifySettings
-from endstop.agent.verifiers.cargo import CARGO
+from endstop.agent.verifiers.cargo import CARGO, hides_names
 from endstop.agent.verifiers.command import COMMAND
 from endstop.agent.verifiers.go import GO
-from endstop.agent.verifiers.node import JEST, NODE, VITEST
+from endstop.agent.verifiers.node import JEST, NODE, VITEST, ends_with_runner
 from endstop.agent.verifiers.pytest import PYTEST
+from endstop.agent.verifiers.starting import scripts, started_by, text_of
 from endstop.agent.verifiers.unittest import UNITTEST
 from endstop.agent.verifiers.verifier import Verifier
 
@@ -21,20 +23,13 @@ VERIFIERS: Mapping[VerifierName, Verifier] = {
     verifier.name: verifier for verifier in (PYTEST, UNITTEST, NODE, JEST, VITEST, GO, CARGO, COMMAND)
 }
 
-# What stands before a program's name and says nothing about it.
-_BEFORE = r"(?:^|[;&|(]\s*|\s)(?:\S*/)?"
-_COMMANDS: tuple[tuple[VerifierName, str], ...] = (
-    ("unittest", r"-m\s+unittest\b"),
-    ("pytest", rf"(?:{_BEFORE}|-m\s+)(?:pytest|py\.test)(?:\s|$)"),
-    ("vitest", rf"{_BEFORE}vitest(?:\s|$)"),
-    ("jest", rf"{_BEFORE}jest(?:\s|$)"),
-    ("node", rf"{_BEFORE}node\s(?:.*\s)?--test(?:\s|$)"),
-    ("go", rf"{_BEFORE}go\s+test(?:\s|$)"),
-    ("cargo", rf"{_BEFORE}cargo\s+(?:\+\S+\s+)?(?:test|t)(?:\s|$)"),
-)
-_SCRIPT = re.compile(r"(?:^|\s)(?:npm|pnpm|yarn|bun)\s+(?:run(?:-script)?\s+)?([\w:.-]+)")
-_MAKE = re.compile(r"(?:^|[;&|]\s*)make(?:\s+([\w.-]+))?(?:\s|$)")
 _DIRECTORY_LIMIT = 5000
+_PYTEST_FILES = (
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"),
+    *("conftest.py", "tests/conftest.py"),
+)
+# What in Rust's sources is a test, or a documentation's.
+_RUST_TEST = re.compile(r"#\[(?:\w+::)*\w*test\w*\b|#\[cfg\(test|^\s*//[/!]\s*```", re.MULTILINE)
 
 
 def resolved(settings: VerifySettings, workspace: Path) -> VerifySettings:
@@ -53,28 +48,41 @@ def resolved(settings: VerifySettings, workspace: Path) -> VerifySettings:
         return settings
     name: VerifierName = "command"
     if settings.report is None:
-        name = verifier_of(settings.command, workspace) or "command"
+        name = _read_as(settings.command, workspace)
     return settings.model_copy(update={"verifier": name})
 
 
 def verifier_of(command: str, workspace: Path) -> VerifierName | None:
     """Which runner a command starts, by itself or by a script or a make target that it names."""
-    for name, pattern in _COMMANDS:
-        if re.search(pattern, command):
-            return name
-    if script := _SCRIPT.search(command):
-        inner = _scripts(workspace).get("test" if script.group(1) in ("test", "t") else script.group(1), "")
-        # A script that calls itself is no script.
-        return verifier_of(inner, workspace) if inner and not _SCRIPT.search(inner) else None
-    if make := _MAKE.search(command):
-        recipe = _recipe(workspace, make.group(1))
-        return verifier_of(recipe, workspace) if recipe and not _MAKE.search(recipe) else None
-    return None
+    started = started_by(command, workspace)
+    return started.verifier if started else None
+
+
+def _read_as(command: str, workspace: Path) -> VerifierName:
+    """How a command's result can be read: `command` where a runner is started in a way that leaves no report,
+    behind a script or recipe that nothing can be put into."""
+    started = started_by(command, workspace)
+    if started is None:
+        return "command"
+    name, text, by = started
+    unread = {
+        "unittest": by != "command",
+        "cargo": by != "command" and hides_names(text),
+        "jest": by == "recipe"
+        or not (ends_with_runner(text, workspace) and ends_with_runner(command, workspace)),
+    }
+    unread["vitest"] = unread["jest"]
+    return "command" if unread.get(name) else name
 
 
 def find_verifier(workspace: Path) -> VerifySettings | None:
     """The command that this project's tests are most likely run with. None where nothing points to one."""
-    finders: tuple[Callable[[Path], VerifySettings | None], ...] = (_cargo, _go, _javascript, _python)
+    finders: tuple[Callable[[Path], VerifySettings | None], ...] = (
+        # A manifest may stand beside tests of another language: its own tests must be there.
+        lambda place: _cargo(place) if _has(place, _holds_rust_test) else None,
+        lambda place: _go(place) if _has(place, lambda path: path.name.endswith("_test.go")) else None,
+        *(_javascript, _python, _cargo, _go),
+    )
     for find in finders:
         if found := find(workspace):
             return found
@@ -87,6 +95,10 @@ def _cargo(workspace: Path) -> VerifySettings | None:
     return None
 
 
+def _holds_rust_test(path: Path) -> bool:
+    return path.suffix == ".rs" and _RUST_TEST.search(text_of(path)) is not None
+
+
 def _go(workspace: Path) -> VerifySettings | None:
     if (workspace / "go.mod").is_file():
         return VerifySettings(command="go test ./...", verifier="go")
@@ -94,9 +106,8 @@ def _go(workspace: Path) -> VerifySettings | None:
 
 
 def _javascript(workspace: Path) -> VerifySettings | None:
-    scripts = _scripts(workspace)
-    if "test" in scripts and (name := verifier_of("npm test", workspace)):
-        return VerifySettings(command="npm test", verifier=name)
+    if "test" in scripts(workspace) and verifier_of("npm test", workspace):
+        return VerifySettings(command="npm test", verifier=_read_as("npm test", workspace))
     if not (workspace / "package.json").is_file():
         return None
     for name in ("vitest", "jest"):
@@ -113,53 +124,49 @@ def _python(workspace: Path) -> VerifySettings | None:
         return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 
     tests = [path for path in _files(workspace) if is_test(path)]
-    if any(
-        (workspace / name).is_file() for name in ("pytest.ini", "conftest.py", "tests/conftest.py")
-    ) or _names_pytest(workspace):
+    if any((workspace / name).is_file() for name in _PYTEST_FILES) or _names_pytest(workspace):
         return VerifySettings(command="python -m pytest", verifier="pytest") if tests else None
     if not tests:
         return None
-    text = "".join(_text(path) for path in tests[:50])
-    if re.search(r"^\s*(?:import|from) unittest\b", text, re.MULTILINE) and not re.search(
-        r"^\s*(?:import|from) pytest\b|^(?:async )?def test_", text, re.MULTILINE
+    text = "".join(text_of(path) for path in tests[:50])
+    if (
+        re.search(r"^\s*(?:import|from) unittest\b", text, re.MULTILINE)
+        and not re.search(r"^\s*(?:import|from) pytest\b|^(?:async )?def test_", text, re.MULTILINE)
+        and (options := _discovered(workspace, tests))
     ):
-        return VerifySettings(command="python -m unittest discover", verifier="unittest")
+        command = " ".join(["python -m unittest discover", *options]).rstrip()
+        return VerifySettings(command=command, verifier="unittest")
     return VerifySettings(command="python -m pytest", verifier="pytest")
+
+
+def _discovered(workspace: Path, tests: list[Path]) -> list[str]:
+    """Options with which unittest finds all of these tests; [""] for none, [] where none do. It goes only
+    into directories that are packages, and takes names by one pattern."""
+    if all(path.stem.startswith("test") for path in tests):
+        pattern = ""
+    elif all(path.stem.endswith("_test") for path in tests):
+        pattern = "-p '*_test.py'"
+    else:
+        return []
+
+    def reaches(top: Path) -> bool:
+        between = {folder for path in tests for folder in path.relative_to(top).parents if folder.name}
+        return all((top / folder / "__init__.py").is_file() for folder in between)
+
+    if reaches(workspace):
+        return [pattern]
+    top = Path(os.path.commonpath([path.parent for path in tests]))
+    start = f"-s {shlex.quote(top.relative_to(workspace).as_posix())}"
+    return [option for option in (start, pattern) if option] if reaches(top) else []
 
 
 def _names_pytest(workspace: Path) -> bool:
     try:
-        if "pytest" in tomllib.loads(_text(workspace / "pyproject.toml")).get("tool", {}):
+        if "pytest" in tomllib.loads(text_of(workspace / "pyproject.toml")).get("tool", {}):
             return True
     except (tomllib.TOMLDecodeError, AttributeError):
         pass
-    return "[tool:pytest]" in _text(workspace / "setup.cfg") or "[pytest]" in _text(workspace / "tox.ini")
-
-
-def _scripts(workspace: Path) -> dict[str, str]:
-    try:
-        scripts = json.loads(_text(workspace / "package.json") or "{}").get("scripts", {})
-        return {name: command for name, command in scripts.items() if isinstance(command, str)}
-    except (ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def _recipe(workspace: Path, target: str | None) -> str:
-    """The lines of a make target; without a name those of the first."""
-    for name in ("GNUmakefile", "makefile", "Makefile"):
-        text = _text(workspace / name)
-        wanted = re.escape(target) if target else r"[\w.-]+"
-        if found := re.search(rf"^{wanted}\s*:(?!=)[^\n]*\n((?:\t[^\n]*\n?|\s*\n)+)", text, re.MULTILINE):
-            return re.sub(r"^\t[@-]*", "", found.group(1), flags=re.MULTILINE)
-    return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    return "[tool:pytest]" in text_of(workspace / "setup.cfg") or "[pytest]" in text_of(workspace / "tox.ini")
 
 
 def _has(workspace: Path, wanted: Callable[[Path], bool]) -> bool:

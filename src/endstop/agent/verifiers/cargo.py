@@ -21,6 +21,11 @@ _SUM = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignore
 _STATUS: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 _NOT_BUILT = re.compile(r"^error: could not compile `([^`]+)`")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BETWEEN_COMMANDS = re.compile(r"([;&|\n]+)")
+_CARGO_TEST = re.compile(r"\bcargo\s+(?:\+\S+\s+)?(?:test|t)\b")
+_SHOWN_ONLY = re.compile(
+    r"\s+(?:-q|--quiet|--no-?capture|--format[= ](?:terse|pretty))(?=\s|$)|\bRUST_TEST_NOCAPTURE=\S*\s+"
+)
 # Behind the name of a documentation's test: it moves with every edit above it.
 _LINE = re.compile(r" \(line \d+\)")
 
@@ -29,7 +34,20 @@ def _prepare(
     settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
 ) -> Prepared:
     environment = {"CARGO_TERM_COLOR": "never", "CARGO_NET_OFFLINE": "true"}
-    return Prepared(command_of(settings), environment)
+    return Prepared(_with_names(command_of(settings)), environment)
+
+
+def hides_names(command: str) -> bool:
+    """Whether the options of a command leave out the tests' names, or let output come in their midst."""
+    return _with_names(command) != command
+
+
+def _with_names(command: str) -> str:
+    """A command without the options that are only about what is shown, and hide which test passed."""
+    parts = _BETWEEN_COMMANDS.split(command)
+    # Commands stand at the even places, what separates them between.
+    parts[::2] = [_SHOWN_ONLY.sub("", part) if _CARGO_TEST.search(part) else part for part in parts[::2]]
+    return "".join(parts)
 
 
 def _read(finished: Finished) -> TestReport:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from endstop.agent.decisions import TestReport
 from endstop.agent.report import (
@@ -18,6 +19,7 @@ from endstop.agent.report import (
     test_report,
 )
 from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.starting import started_by
 from endstop.agent.verifiers.verifier import (
     Canary,
     Finished,
@@ -27,9 +29,10 @@ from endstop.agent.verifiers.verifier import (
     appended,
     command_of,
     failing,
+    last_command,
     passing,
-    single_command,
 )
+from endstop.protocol.errors import EndstopError
 
 PROTECTED = (
     *("test/*", "tests/*", "__tests__/*", "__mocks__/*", "__snapshots__/*"),
@@ -44,12 +47,16 @@ _CONFIGURED = (
     *("node_modules/.bin/*", "node_modules/*jest*/*", "node_modules/*vitest*/*"),
 )
 
+_REPORTER = re.compile(r"--test-reporter(?![\w-])")
+_DESTINATION = re.compile(r"--test-reporter-destination(?![\w-])")
 # Behind the path of a file whose process ended before its tests.
 ENDED_WITHOUT = " (ended without results)"
 
 # Loaded into each process that Node's runner starts, so that the project's code is there too.
 _PRELOADED = """\
-if (process.env.NODE_TEST_CONTEXT) {
+if (process.env.NODE_TEST_CONTEXT && !process.env.%(once)s) {
+  // Not in processes that the tests start.
+  process.env.%(once)s = "1";
   const { test } = require("node:test");
   const later = setTimeout;
   const main = require("node:url").pathToFileURL(process.argv[1] || ".").href;
@@ -75,6 +82,9 @@ if (process.env.NODE_TEST_CONTEXT) {
   });
 }
 """
+# Take flags for their own, whatever the target's name is.
+_KEEP_FLAGS = ("make", "gmake", "just", "task", "rake")
+_AT_THE_END = "the flags that ask for a report are added at its end"
 _TEST_FILE = """\
 %(imports)stest(%(passes)s, () => {});
 test(%(fails)s, () => { throw new Error("the gate expects this test to fail"); });
@@ -84,14 +94,22 @@ test(%(fails)s, () => { throw new Error("the gate expects this test to fail"); }
 def _prepare_node(
     settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
 ) -> Prepared:
-    options = ["--test-reporter=spec", "--test-reporter-destination=stdout"]
-    options += ["--test-reporter=junit", f"--test-reporter-destination={place.report}"]
+    command = command_of(settings)
+    started = started_by(command, place.root)
+    text = started.text if started else ""
+    own, told = len(_REPORTER.findall(text)), len(_DESTINATION.findall(text))
+    options = ["--test-reporter=junit", f"--test-reporter-destination={place.report}"]
+    if not own:
+        options = ["--test-reporter=spec", "--test-reporter-destination=stdout", *options]
+    elif not told:
+        # A single reporter needs no destination, but several do.
+        options.append("--test-reporter-destination=stdout")
     if canary is not None:
         script = place.gate / f"canary_{canary.token}.cjs"
-        place.put(script, _PRELOADED % _quoted(canary))
+        place.put(script, _PRELOADED % {**_quoted(canary), "once": f"CANARY_{canary.token}"})
         options.append(f"--require={script}")
     value = " ".join(json.dumps(option) if " " in option else option for option in options)
-    return Prepared(command_of(settings), {"NODE_OPTIONS": appended(variables, "NODE_OPTIONS", value)})
+    return Prepared(command, {"NODE_OPTIONS": appended(variables, "NODE_OPTIONS", value)})
 
 
 def _read_node(finished: Finished) -> TestReport:
@@ -129,7 +147,11 @@ def _with_flags(
     settings: VerifySettings, place: Place, canary: Canary | None, flags: list[str], no_bail: str
 ) -> Prepared:
     command = command_of(settings)
-    words = single_command(command, "the flags that ask for a report are added at its end")
+    words = last_command(command, _AT_THE_END)
+    if started_by(command, place.root) and not ends_with_runner(command, place.root):
+        raise EndstopError(
+            f"the command `{command}` must be a single one without pipes or `&&`: {_AT_THE_END}"
+        )
     if canary is not None:
         test = _canary_file(canary)
         imports = 'import { test } from "vitest";\n' if flags[0] == "--reporter=default" else ""
@@ -141,6 +163,15 @@ def _with_flags(
     separator = " -- " if words and words[0] == "npm" and "--" not in words else " "
     environment = {"CI": "true", "NO_COLOR": "1"}
     return Prepared(command + separator + shlex.join(flags), environment)
+
+
+def ends_with_runner(command: str, workspace: Path) -> bool:
+    """Whether what is added to a command reaches the runner that it starts."""
+    try:
+        words = last_command(command, _AT_THE_END)
+    except EndstopError:
+        return False
+    return words[0] not in _KEEP_FLAGS and started_by(shlex.join(words), workspace) is not None
 
 
 def _canary_file(canary: Canary) -> PurePosixPath:

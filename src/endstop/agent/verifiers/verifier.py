@@ -116,18 +116,20 @@ def command_of(settings: VerifySettings) -> str:
     return settings.command
 
 
-def single_command(command: str, why: str) -> list[str]:
-    """The words of a command to which flags can be added at the end."""
+def last_command(command: str, why: str) -> list[str]:
+    """The words of a command, or of the last of several one after another: flags can be added at its end."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         words = list(lexer)
-        whole = shlex.split(command)
     except ValueError as error:
         raise EndstopError(f"the command `{command}` cannot be read: {error}") from error
-    if "\n" in command.strip() or any(set(word) <= set("();<>|&") for word in words if word):
+    operators = [place for place, word in enumerate(words) if word and set(word) <= set("();<>|&")]
+    last = words[operators[-1] + 1 :] if operators else words
+    chained = all(words[place] in ("&&", ";") for place in operators)
+    if "\n" in command.strip() or not chained or not last:
         raise EndstopError(f"the command `{command}` must be a single one without pipes or `&&`: {why}")
-    return whole
+    return last
 
 
 def appended(variables: Mapping[str, str], name: str, value: str) -> str:
