@@ -19,6 +19,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
 from endstop.agent.mcp import McpServer, McpTools, read_servers
+from endstop.agent.mcp_result import arguments_check
 from endstop.agent.tool import ToolResult, call_tool
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.toolcalls import ToolCall
@@ -272,3 +273,22 @@ def test_sizes_of_what_is_not_shown() -> None:
 
     for length in range(10):
         assert _size(base64.b64encode(b"x" * length).decode()) == length
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://127.0.0.1:1/x"},
+        {"$ref": "#"},
+        {"type": "nothing"},
+        {"properties": 5},
+        {"properties": {"a": {"pattern": "("}}},
+        {"properties": {"a": {"multipleOf": 0.1}}},
+        {"$schema": 5, "required": ["b"]},
+        {"$schema": ["x"], "required": ["b"]},
+    ],
+)
+def test_a_schema_that_is_none_lets_everything_through(schema: dict[str, Any]) -> None:
+    given = {"a": 10**400}
+    assert arguments_check(schema)(given) == given
