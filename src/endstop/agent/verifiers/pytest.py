@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from endstop.agent.decisions import TestReport
-from endstop.agent.report import read_junit
+from endstop.agent.report import read_all_junit, read_junit
 from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.starting import started_by
 from endstop.agent.verifiers.verifier import (
     Canary,
     Finished,
@@ -19,6 +20,7 @@ from endstop.agent.verifiers.verifier import (
     appended,
     command_of,
     failing,
+    keeping_reports,
     passing,
 )
 
@@ -29,6 +31,9 @@ PROTECTED = (
     *("sitecustomize.py", "usercustomize.py", "site-packages/*.pth", "pyvenv.cfg"),
     # Plugins are loaded out of these.
     *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
+)
+_SEVERAL = re.compile(
+    r"(?:\bfor\b|\bwhile\b|\bxargs\b|(?:pytest|py\.test)\b.*(?:pytest|py\.test)\b)", re.DOTALL
 )
 _OWN_REPORT = re.compile(r"--junit-?xml[= ](\S+)")
 
@@ -143,7 +148,11 @@ def _prepare(
             before = variables.get("PYTHONPATH", "")
             environment["PYTHONPATH"] = f"{before}:{place.gate}" if before else str(place.gate)
     environment["PYTEST_ADDOPTS"] = appended(variables, "PYTEST_ADDOPTS", shlex.join(options))
-    return Prepared(command_of(settings), environment)
+    command = command_of(settings)
+    started = started_by(command, place.root)
+    by_make = started is not None and started.by == "recipe" and _SEVERAL.search(started.text) is not None
+    prepared = keeping_reports(command, place, by_make=by_make)
+    return Prepared(prepared.command, {**environment, **prepared.environment})
 
 
 def _file_name(canary: Canary) -> str:
@@ -159,8 +168,8 @@ def _read(finished: Finished) -> TestReport:
     path = place.report
     if own and not path.exists():
         # The command's own option goes before ours.
-        path = place.within(own.group(1).strip("'\"")) or path
-    return read_junit(path, files=place.files)
+        return read_junit(place.within(own.group(1).strip("'\"")) or path, files=place.files)
+    return read_all_junit(path, files=place.files)
 
 
 PYTEST = Verifier("pytest", PROTECTED, _prepare, _read, canary_modes=("plugin", "conftest"))
