@@ -132,6 +132,18 @@ class CheckRun:
         )
 
 
+def make_places_for_caches(packages: Path) -> None:
+    """In a node_modules that is to be bound read-only, the directories that Vite makes itself when it starts:
+    they are where a command's own, empty ones are seen."""
+    if packages.name != "node_modules" or not (packages / "vite").exists():
+        return
+    owner = packages.stat()
+    for name in (".vite-temp", ".vite"):
+        with contextlib.suppress(OSError):
+            (packages / name).mkdir()
+            os.chown(packages / name, owner.st_uid, owner.st_gid)
+
+
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """What no program can give back to a file that it has changed."""
     try:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
-from endstop.agent.check_run import CheckRun, clear_left_over
+from endstop.agent.check_run import CheckRun, clear_left_over, make_places_for_caches
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
@@ -28,9 +28,13 @@ from endstop.agent.verifiers.verifier import Canary
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
-# Endings of files that are read by runners, or run.
-_CODE = frozenset(
-    ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
+# Endings of files that are run.
+_CODE = frozenset(("py", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk"))
+# Of others those that are read by runners: data of tests may well have such an ending.
+_CONFIGURATION = re.compile(
+    r"\.?(?:pytest\.(?:ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|cargo\.toml|coveragerc|npmrc"
+    r"|(?:gnu)?makefile|package\.json|.*\.(?:config|workspace)\.json)",
+    re.IGNORECASE,
 )
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
@@ -109,6 +113,7 @@ class Verification:
         for path, host in self._run.dependencies.items():
             if not host.exists():
                 raise EndstopError(f"the dependency {path} is not there: {host} does not exist")
+            make_places_for_caches(host)
         self.baseline = baseline
         self._without_skips: frozenset[str] | None = None
         if baseline is not None:
@@ -170,6 +175,9 @@ class Verification:
         # Found by a pattern of the project's. Tests that are in the code itself do not close it.
         files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
         known = self.trees.paths(self.baseline_tree)
+        # A runner further in tells paths from there.
+        ends = tuple(f"/{path}" for path in files if path not in known)
+        files.update(path for path in known if path.endswith(ends))
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
         files.update(called_files(self.trees, self.baseline_tree, self.settings.command or ""))
@@ -290,7 +298,14 @@ class Verification:
         counts = Counter(test.partition("::")[0] for test in report.passed | report.failed)
         known = self.trees.paths(tree)
         files = [path for path, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        return next((path for path in files if path in known), "")
+        for path in files:
+            # A runner further in tells paths from there.
+            further = (
+                [path] if path in known else sorted(other for other in known if other.endswith(f"/{path}"))
+            )
+            if further:
+                return further[0]
+        return ""
 
     def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
         self.runs += 1
@@ -298,7 +313,9 @@ class Verification:
 
     def _guarded(self, path: str) -> bool:
         """Protected code and configuration. Data of tests may well be written to by them."""
-        return self.protected.holds(path) and path.rpartition(".")[2].lower() in _CODE
+        name = path.rpartition("/")[2]
+        decides = name.rpartition(".")[2].lower() in _CODE or _CONFIGURATION.fullmatch(name)
+        return bool(decides) and self.protected.holds(path)
 
 
 def _rewritten(paths: list[str]) -> Finding:
