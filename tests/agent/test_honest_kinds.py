@@ -150,3 +150,33 @@ def test_vite_has_a_place_for_its_configuration_in_read_only_packages(tmp_path: 
     assert verification.verify(trees.snapshot()).code == "PASS"
     assert [path.name for path in packages.rglob("*.mjs")] == []
     assert (packages / ".vite-temp").is_dir() is has_vite
+
+
+DEMANDS = (
+    f"{BUG['conftest.py']}\nimport pytest\n\n\n"
+    "@pytest.fixture(autouse=True)\ndef kind(request):\n    return request.module.KIND\n"
+)
+
+
+def test_fixtures_that_only_the_projects_own_tests_satisfy(tmp_path: Path) -> None:
+    """Nothing can be loaded at the start, and yet it is known then that the gate's own test cannot pass."""
+    files = {"conftest.py": DEMANDS, "tests/test_calc.py": "KIND = 'unit'\n" + BUG["tests/test_calc.py"]}
+    made = project(tmp_path, files)
+    baseline = made.verification.start()
+    assert (baseline.tests, baseline.canary_strict) == ((), False)
+    assert baseline.notes[-1] == "no canary, since the gate's own test does not pass in this project"
+    assert made.verify(dict(FIX)).code == "PASS"
+    assert made.verify({"calc.py": "def add(a, b):\n    return 0\n"}).code == "VERIFY_FAILED"
+
+
+def test_what_stands_between_the_baseline_and_a_canary_may_go(tmp_path: Path) -> None:
+    """A conftest that cannot be loaded without the work says nothing about the gate's own tests."""
+    files = {
+        "conftest.py": BUG["conftest.py"] + "import calc\n",
+        "tests/test_calc.py": BUG["tests/test_calc.py"],
+    }
+    files["tests/test_other.py"] = "def test_other():\n    pass\n"
+    made = project(tmp_path, files, "python -m pytest -q || python -m pytest -q --noconftest -k other")
+    baseline = made.verification.start()
+    assert (baseline.tests, baseline.canary_strict) != ((), False)
+    assert made.verify(dict(FIX)).runs[0].canary == "ok"

@@ -38,6 +38,12 @@ WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return
         ("cargo test --quiet", "cargo"),
         ("make cargo", "cargo"),
         ("make quiet", "command"),
+        ("PYTEST_ADDOPTS=-x pytest", "command"),
+        ('PYTEST_ADDOPTS="$PYTEST_ADDOPTS -x" pytest', "pytest"),
+        ("env -i PATH=$PATH pytest", "command"),
+        ("env PYTHONPATH=src pytest", "pytest"),
+        ("NODE_OPTIONS='--import tsx' node --test", "command"),
+        ("NODE_OPTIONS=--experimental-vm-modules npx jest", "jest"),
     ],
 )
 def test_how_a_command_is_read(tmp_path: Path, command: str, verifier: str) -> None:
@@ -177,7 +183,8 @@ GO = {
     'func TestGo(t *testing.T) {\n\tout, _ := exec.Command("go", "list").Output()\n'
     '\tif string(out) != "example.com/calc\\n" {\n\t\tt.Fatal(string(out))\n\t}\n}\n',
     "cmd/main.go": "package main\n\nfunc main() {}\n",
-    "Makefile": "test:\n\tgo vet ./...\n\tgo test $$(go list ./... | grep -v /cmd)\n",
+    "Makefile": "test:\n\tgo vet ./...\n\tGOFLAGS=-tags=own go test $$(go list ./... | grep -v /cmd)\n",
+    "own_test.go": '//go:build own\n\npackage calc\n\nimport "testing"\n\nfunc TestTag(t *testing.T) {}\n',
 }
 
 
@@ -189,7 +196,9 @@ def test_go_is_asked_for_json_only_where_it_tests(tmp_path: Path) -> None:
     sandbox = SandboxSettings(read_only=parts, path_entries=(f"{root}/bin",))
     made = project(tmp_path, GO, "make test", timeout=300.0, sandbox=sandbox)
     baseline = made.verification.start()
-    assert [test.partition("::")[2] for test in baseline.tests] == ["TestAdd", "TestGo", "TestSays"]
+    assert [test.partition("::")[2] for test in baseline.tests] == [
+        *("TestAdd", "TestGo", "TestSays", "TestTag")
+    ]
     assert baseline.failed == ("example.com/calc::TestAdd",)
     assert made.verify({"calc.go": GO["calc.go"].replace("-", "+")}).code == "PASS"
     # vet still ends with an error where it finds one.

@@ -24,7 +24,7 @@ from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.command import reports
 from endstop.agent.verifiers.node import ENDED_WITHOUT
-from endstop.agent.verifiers.verifier import Canary
+from endstop.agent.verifiers.verifier import Canary, passing
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
@@ -240,8 +240,21 @@ class Verification:
                     )
             notes.append(f"no canary, since it does not work in this project: {problem}")
             return replace(result, notes=tuple(notes))
+        if not result.timed_out and self._canary_cannot_pass(run):
+            notes.append("no canary, since the gate's own test does not pass in this project")
+            return replace(result, notes=tuple(notes))
         notes.append("whether a canary works here is not known before tests run")
         return replace(result, canary_strict=True, notes=tuple(notes))
+
+    def _canary_cannot_pass(self, run: VerifierRun) -> bool:
+        """Whether the project itself, before any change, lets no test pass that is not its own: one may be asked
+        for what the gate's test does not have, by a fixture for all."""
+        for mode in self._verifier.canary_modes:
+            second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
+            report = second.report or TestReport()
+            if not any(passing(canary) in test for test in report.failed | report.skipped):
+                return False
+        return True
 
     def _was_loaded(self, test: str) -> bool:
         """Whether a result is a test's, and not that of a file, package or crate that could not be loaded."""
