@@ -247,8 +247,8 @@ class Verification:
         return replace(result, canary_strict=True, notes=tuple(notes))
 
     def _canary_cannot_pass(self, run: VerifierRun) -> bool:
-        """Whether the project itself, before any change, lets no test pass that is not its own: one may be asked
-        for what the gate's test does not have, by a fixture for all."""
+        """Whether the project itself, before any change, lets no test pass that is not its own: a fixture for
+        all may ask for what the gate's test does not have."""
         for mode in self._verifier.canary_modes:
             second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
             report = second.report or TestReport()
