@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,35 @@ def test_what_stands_between_the_baseline_and_a_canary_may_go(tmp_path: Path) ->
     baseline = made.verification.start()
     assert (baseline.tests, baseline.canary_strict) != ((), False)
     assert made.verify(dict(FIX)).runs[0].canary == "ok"
+
+
+ASKS_GIT = (
+    "import subprocess\n\n\ndef git(*words):\n"
+    "    return subprocess.run(['git', *words], check=True, capture_output=True, text=True).stdout\n\n\n"
+    "def test_files():\n    assert 'calc.py' in git('ls-files').split()\n\n\n"
+    "def test_clean():\n    assert git('status', '--porcelain', 'calc.py') == ''\n"
+    "    assert len(git('rev-parse', 'HEAD').strip()) == 40\n"
+)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_tests_that_ask_for_a_repository(tmp_path: Path) -> None:
+    made = project(tmp_path, BUG | {"tests/test_git.py": ASKS_GIT})
+    subprocess.run(["git", "init", "-q", str(made.root)], check=True)
+    hook = made.root / ".git" / "hooks" / "pre-commit"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    baseline = made.verification.start()
+    assert (baseline.failed, baseline.repository) == (("tests/test_calc.py::test_add",), True)
+    assert made.verify(dict(FIX)).code == "PASS"
+    kept = made.verification.to_dict()
+    again = Verification.from_dict(
+        kept, made.trees, made.task.verify, Protected.of(made.task), SANDBOX, made.state
+    )
+    assert again.verify(made.trees.snapshot()).code == "PASS"
+
+
+def test_no_repository_where_the_project_has_none(tmp_path: Path) -> None:
+    made = project(tmp_path, BUG | {"tests/test_git.py": ASKS_GIT})
+    baseline = made.verification.start()
+    assert (len(baseline.failed), baseline.repository) == (3, False)

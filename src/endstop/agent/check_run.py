@@ -23,6 +23,10 @@ from endstop.sandbox.settings import SandboxSettings
 
 # Of a run's output, kept to be read by a verifier that finds its report there.
 _OUTPUT_LIMIT = 64 << 20
+# Apart from the project's own repository, whose settings are the agent's.
+_INIT = """\
+{ git init -q . && git add -A && git -c user.name=check -c user.email= commit -q -m files; } >/dev/null 2>&1
+"""
 _CAUSES: Mapping[str, str] = {
     "cpu": "it used all the CPU time that it may",
     "memory": "it used all the memory that it may",
@@ -40,6 +44,7 @@ class CheckRun:
     Attributes:
         weak: whether there is no report to be read. directory: where exports are made, one for each run.
         dependencies: path in the workspace -> path of the host, bound read-only.
+        repository: whether an export is made a git repository with its files as the only commit.
     """
 
     trees: Trees
@@ -49,6 +54,7 @@ class CheckRun:
     sandbox: SandboxSettings
     directory: Path
     dependencies: Mapping[str, Path]
+    repository: bool = False
 
     def __call__(
         self,
@@ -98,7 +104,7 @@ class CheckRun:
             limits=replace(limits, cpu_seconds=cpu_seconds),
         )
         result = run_command(
-            prepared.command,
+            _INIT + prepared.command if self.repository else prepared.command,
             place.root,
             sandbox,
             writable=[place.report.parent],

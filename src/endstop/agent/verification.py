@@ -24,7 +24,7 @@ from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.command import reports
 from endstop.agent.verifiers.node import ENDED_WITHOUT
-from endstop.agent.verifiers.verifier import Canary, passing
+from endstop.agent.verifiers.verifier import Canary, failing
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
@@ -36,6 +36,7 @@ _CONFIGURATION = re.compile(
     r"|(?:gnu)?makefile|package\.json|.*\.(?:config|workspace)\.json)",
     re.IGNORECASE,
 )
+_SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -49,6 +50,7 @@ class BaselineResult:
         canary: the way in which the gate's own tests are brought in; "" where there is none.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
+        repository: whether tests ask for a git repository, so that every export is made one.
         rewrites: files deciding about the tests that the command changes by itself.
         notes: what is weaker than it could be, for the record.
         output: of the run, head and tail.
@@ -63,6 +65,7 @@ class BaselineResult:
     canary: str = ""
     canary_strict: bool = False
     exit_tells: bool = True
+    repository: bool = False
     rewrites: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -117,6 +120,7 @@ class Verification:
         self.baseline = baseline
         self._without_skips: frozenset[str] | None = None
         if baseline is not None:
+            self._run = replace(self._run, repository=baseline.repository)
             self._widen(baseline)
 
     def start(self) -> BaselineResult:
@@ -187,6 +191,7 @@ class Verification:
 
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
+        run, repository = self._in_repository(run)
         report = run.report or TestReport()
         tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
@@ -208,12 +213,25 @@ class Verification:
             executed=report.executed,
             tests=tuple(sorted(tests)),
             failed=tuple(sorted(report.failed)),
+            repository=repository,
             rewrites=run.rewritten,
             timed_out=run.timed_out,
             seconds=run.seconds,
             output=run.output,
         )
         return self._with_baseline_canary(result, run, notes)
+
+    def _in_repository(self, run: VerifierRun) -> tuple[VerifierRun, bool]:
+        """The baseline's run, in a git repository where more passes there: an export has none by itself."""
+        asks = _failed(run) and _SAYS_GIT.search(run.output) and (self.trees.root / ".git").exists()
+        if not asks:
+            return run, False
+        outside, self._run = self._run, replace(self._run, repository=True)
+        second = self._check(self.baseline_tree, lenient=True)
+        if second.report is not None and len(second.report.failed) < len(_failed(run)):
+            return second, True
+        self._run = outside
+        return run, False
 
     def _with_baseline_canary(
         self, result: BaselineResult, run: VerifierRun, notes: list[str]
@@ -252,7 +270,8 @@ class Verification:
         for mode in self._verifier.canary_modes:
             second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
             report = second.report or TestReport()
-            if not any(passing(canary) in test for test in report.failed | report.skipped):
+            told = [test for test in report.failed | report.skipped if canary.token in test]
+            if all(failing(canary) in test for test in told):
                 return False
         return True
 
