@@ -115,3 +115,13 @@ def test_node_several_times(tmp_path: Path) -> None:
     verdict = made.verify({"calc.js": "exports.add = (a, b) => a + b;\n"})
     assert (verdict.code, verdict.runs[0].canary) == ("PASS", "ok")
     assert verdict.runs[0].report == TestReport(frozenset({"adds in a", "adds in b"}))
+
+
+@pytest.mark.parametrize(
+    "command", ["cd sub && {} --junitxml=out/own.xml", "(cd 'sub'; {} --junit-xml=own.xml)"]
+)
+def test_a_report_of_the_commands_own_further_in(tmp_path: Path, command: str) -> None:
+    made = project(tmp_path, {f"sub/{name}": text for name, text in BUG.items()}, command.format(PYTEST))
+    assert made.verification.start().failed == ("tests/test_calc.py::test_add",)
+    verdict = made.verify({"sub/calc.py": FIX["calc.py"]})
+    assert (verdict.code, verdict.runs[0].canary) == ("PASS", "ok")

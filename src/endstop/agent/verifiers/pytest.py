@@ -35,6 +35,7 @@ PROTECTED = (
 _SEVERAL = re.compile(
     r"(?:\bfor\b|\bwhile\b|\bxargs\b|(?:pytest|py\.test)\b.*(?:pytest|py\.test)\b)", re.DOTALL
 )
+_GONE_TO = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w.-][\w./-]*)")
 _OWN_REPORT = re.compile(r"--junit-?xml[= ](\S+)")
 
 _CANARY = '''\
@@ -167,8 +168,12 @@ def _read(finished: Finished) -> TestReport:
     own = _OWN_REPORT.search(finished.settings.command or "")
     path = place.report
     if own and not path.exists():
-        # The command's own option goes before ours.
-        return read_junit(place.within(own.group(1).strip("'\"")) or path, files=place.files)
+        # The command's own option goes before ours, in the directory that it has gone to.
+        name, command = own.group(1).strip("'\""), finished.settings.command or ""
+        for directory in ("", *_GONE_TO.findall(command)):
+            written = place.within(f"{directory}/{name}".lstrip("/"))
+            if written is not None and written.exists():
+                return read_junit(written, files=place.files)
     return read_all_junit(path, files=place.files)
 
 
