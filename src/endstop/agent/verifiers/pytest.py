@@ -36,7 +36,7 @@ _SEVERAL = re.compile(
     r"(?:\bfor\b|\bwhile\b|\bxargs\b|(?:pytest|py\.test)\b.*(?:pytest|py\.test)\b)", re.DOTALL
 )
 _GONE_TO = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w.-][\w./-]*)")
-_OWN_REPORT = re.compile(r"--junit-?xml[= ](\S+)")
+_OWN_REPORT = re.compile(r"--junit-?xml[= ]([^\s;&|)]+)")
 
 _CANARY = '''\
 """Put here by the gate, which expects one of these tests to fail."""
