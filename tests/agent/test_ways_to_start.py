@@ -136,6 +136,54 @@ def test_cargo_names_its_tests(tmp_path: Path, command: str, run: str) -> None:
     assert VERIFIERS["cargo"].prepare(VerifySettings(command=command), place, None, {}).command == run
 
 
+SECTION = """\
+     Running unittests src/lib.rs (target/debug/deps/calc-1f2e)
+
+running 3 tests
+{0}
+{1}
+failures:
+
+---- a::one stdout ----
+{2}
+
+failures:
+    a::one
+
+test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("test a::one ... FAILED\ntest a::two ... ok", "test src/a.rs - f (line 3) ... ignored, later", ""),
+        # Output of another process, or written past the harness, without an end of line.
+        (
+            "no endtest a::one ... FAILED\nx test a::two - should panic ... ok",
+            "test src/a.rs - f ... ignored",
+            "",
+        ),
+        ("test a::one ... child\nFAILED\ntest a::two ... no endok", "test src/a.rs - f ... ignored", ""),
+        # What a test says looks like a result.
+        (
+            "test a::one ... FAILED\ntest a::two ... ok",
+            "test src/a.rs - f ... ignored",
+            "test b::three ... ok",
+        ),
+    ],
+)
+def test_cargo_among_other_output(tmp_path: Path, said: tuple[str, str, str]) -> None:
+    place = Place(tmp_path, "/workspace", tmp_path, tmp_path / "report.xml")
+    output = SECTION.format(*said).encode()
+    read = VERIFIERS["cargo"].read(Finished(101, output, place, VerifySettings(command="cargo test")))
+    assert read == TestReport(
+        frozenset({"src/lib.rs::a::two"}),
+        frozenset({"src/lib.rs::a::one"}),
+        frozenset({"src/lib.rs::src/a.rs - f"}),
+    )
+
+
 CARGO = {
     "Cargo.toml": '[package]\nname = "calc"\nversion = "0.1.0"\nedition = "2021"\n',
     "src/lib.rs": "pub fn add(a: i64, b: i64) -> i64 {\n    a - b\n}\n\n#[cfg(test)]\nmod tests {\n"
