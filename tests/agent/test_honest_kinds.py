@@ -214,3 +214,22 @@ def test_no_repository_where_the_project_has_none(tmp_path: Path) -> None:
     made = project(tmp_path, BUG | {"tests/test_git.py": ASKS_GIT})
     baseline = made.verification.start()
     assert (len(baseline.failed), baseline.repository) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "added"),
+    [
+        ("cd sub && python -m pytest", "pyproject.toml"),
+        ("python -m pytest sub", "sub/pyproject.toml"),
+        ("python -m pytest sub/tests", "sub/setup.py"),
+    ],
+)
+def test_packaging_is_added(tmp_path: Path, command: str, added: str) -> None:
+    """pytest then calls every test from another directory."""
+    text = "[project]\nname = 'calc'\nversion = '1'\n" if added.endswith("toml") else "import setuptools\n"
+    made = project(tmp_path, FURTHER_IN, command)
+    before = made.verification.start().tests
+    verdict = made.verify({"sub/calc.py": FIX["calc.py"], added: text})
+    assert (verdict.code, verdict.runs[0].canary, made.protected_changed()) == ("PASS", "ok", [])
+    assert verdict.runs[0].report is not None
+    assert verdict.runs[0].report.passed.isdisjoint(before)

@@ -275,3 +275,10 @@ def test_node_with_processes_and_a_reporter_of_its_own(tmp_path: Path, command: 
     baseline = made.verification.start()
     assert (baseline.tests, baseline.failed, baseline.canary) == (("adds",), ("adds",), "preload")
     assert made.verify({"calc.js": "exports.add = (a, b) => a + b;\n"}).code == "PASS"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_names_of_node_with_marks_in_them(tmp_path: Path) -> None:
+    test = "require('node:test')('says \"a & b\" <now>', () => {});\n"
+    made = project(tmp_path, {"a.test.js": test}, "node --test", sandbox=SandboxSettings())
+    assert made.verification.start().tests == ('says "a & b" <now>',)

@@ -134,7 +134,8 @@ def _read_node(finished: Finished) -> TestReport:
         ("failed", report.failed),
         ("skipped", report.skipped),
     ):
-        for test in tests:
+        # Node escapes quotation marks twice.
+        for test in (test.replace("&quot;", '"') for test in tests):
             path = _relative(test, finished.place)
             # A file of its own name had no tests to report, though the canary was in its process.
             if path is not None and finished.canary is not None and status == "passed":
