@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
-from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over
+from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over, make_places_for_caches
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
@@ -28,16 +28,21 @@ from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.command import reports
 from endstop.agent.verifiers.node import ENDED_WITHOUT
-from endstop.agent.verifiers.verifier import Canary
+from endstop.agent.verifiers.verifier import Canary, failing
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
-# Endings of files that are read by runners, or run.
-_CODE = frozenset(
-    ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
+# Endings of files that are run.
+_CODE = frozenset(("py", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk"))
+# Of others those that are read by runners: data of tests may well have such an ending.
+_CONFIGURATION = re.compile(
+    r"\.?(?:pytest\.(?:ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|cargo\.toml|coveragerc|npmrc"
+    r"|(?:gnu)?makefile|package\.json|.*\.(?:config|workspace)\.json)",
+    re.IGNORECASE,
 )
 # As shells say it.
 _NOT_FOUND = re.compile(r"([\w.+-]+): (?:command )?not found")
+_SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -51,6 +56,7 @@ class BaselineResult:
         canary: the way in which the gate's own tests are brought in; "" where there is none.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
+        repository: whether tests ask for a git repository, so that every export is made one.
         rewrites: files deciding about the tests that the command changes by itself.
         notes: what is weaker than it could be, for the record.
         output: of the run, head and tail.
@@ -65,6 +71,7 @@ class BaselineResult:
     canary: str = ""
     canary_strict: bool = False
     exit_tells: bool = True
+    repository: bool = False
     rewrites: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -124,9 +131,11 @@ class Verification:
         for path, host in self._run.dependencies.items():
             if not host.exists():
                 raise EndstopError(f"the dependency {path} is not there: {host} does not exist")
+            make_places_for_caches(host)
         self.baseline = baseline
         self._without_skips: frozenset[str] | None = None
         if baseline is not None:
+            self._run = replace(self._run, repository=baseline.repository)
             self._widen(baseline)
 
     def start(self) -> BaselineResult:
@@ -186,6 +195,9 @@ class Verification:
         # Found by a pattern of the project's. Tests that are in the code itself do not close it.
         files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
         known = self.trees.paths(self.baseline_tree)
+        # A runner further in tells paths from there.
+        ends = tuple(f"/{path}" for path in files if path not in known)
+        files.update(path for path in known if path.endswith(ends))
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
         files.update(called_files(self.trees, self.baseline_tree, self.settings.command or ""))
@@ -195,6 +207,7 @@ class Verification:
 
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
+        run, repository = self._in_repository(run)
         report = run.report or TestReport()
         tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
@@ -222,12 +235,25 @@ class Verification:
             executed=report.executed,
             tests=tuple(sorted(tests)),
             failed=tuple(sorted(report.failed)),
+            repository=repository,
             rewrites=run.rewritten,
             timed_out=run.timed_out,
             seconds=run.seconds,
             output=run.output,
         )
         return self._with_baseline_canary(result, run, notes)
+
+    def _in_repository(self, run: VerifierRun) -> tuple[VerifierRun, bool]:
+        """The baseline's run, in a git repository where more passes there: an export has none by itself."""
+        asks = _failed(run) and _SAYS_GIT.search(run.output) and (self.trees.root / ".git").exists()
+        if not asks:
+            return run, False
+        outside, self._run = self._run, replace(self._run, repository=True)
+        second = self._check(self.baseline_tree, lenient=True)
+        if second.report is not None and len(second.report.failed) < len(_failed(run)):
+            return second, True
+        self._run = outside
+        return run, False
 
     def _with_baseline_canary(
         self, result: BaselineResult, run: VerifierRun, notes: list[str]
@@ -254,8 +280,22 @@ class Verification:
                     )
             notes.append(f"no canary, since it does not work in this project: {problem}")
             return replace(result, notes=tuple(notes))
+        if not result.timed_out and self._canary_cannot_pass(run):
+            notes.append("no canary, since the gate's own test does not pass in this project")
+            return replace(result, notes=tuple(notes))
         notes.append("whether a canary works here is not known before tests run")
         return replace(result, canary_strict=True, notes=tuple(notes))
+
+    def _canary_cannot_pass(self, run: VerifierRun) -> bool:
+        """Whether the project itself, before any change, lets no test pass that is not its own: a fixture for
+        all may ask for what the gate's test does not have."""
+        for mode in self._verifier.canary_modes:
+            second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
+            report = second.report or TestReport()
+            told = [test for test in report.failed | report.skipped if canary.token in test]
+            if all(failing(canary) in test for test in told):
+                return False
+        return True
 
     def _was_loaded(self, test: str) -> bool:
         """Whether a result is a test's, and not that of a file, package or crate that could not be loaded."""
@@ -312,7 +352,14 @@ class Verification:
         counts = Counter(test.partition("::")[0] for test in report.passed | report.failed)
         known = self.trees.paths(tree)
         files = [path for path, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        return next((path for path in files if path in known), "")
+        for path in files:
+            # A runner further in tells paths from there.
+            further = (
+                [path] if path in known else sorted(other for other in known if other.endswith(f"/{path}"))
+            )
+            if further:
+                return further[0]
+        return ""
 
     def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
         self.runs += 1
@@ -320,7 +367,9 @@ class Verification:
 
     def _guarded(self, path: str) -> bool:
         """Protected code and configuration. Data of tests may well be written to by them."""
-        return self.protected.holds(path) and path.rpartition(".")[2].lower() in _CODE
+        name = path.rpartition("/")[2]
+        decides = name.rpartition(".")[2].lower() in _CODE or _CONFIGURATION.fullmatch(name)
+        return bool(decides) and self.protected.holds(path)
 
 
 def _rewritten(paths: list[str]) -> Finding:

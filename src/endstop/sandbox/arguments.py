@@ -19,6 +19,8 @@ from endstop.sandbox.settings import CommandLimits, SandboxSettings
 INSIDE = "/workspace"
 HOME = "/home/sandbox"
 PATH = "/usr/local/bin:/usr/bin:/bin"
+# Vite cannot read its configuration without the first.
+CACHES_OF_PACKAGES = (".vite-temp", ".vite", ".vitest", ".cache")
 # Who a command is to itself, whoever it is outside.
 INSIDE_UID = 1000
 # Root makes its bindings below this directory, each command in a mount namespace of its own.
@@ -161,6 +163,9 @@ def options(
         args += bound(option, path, place)
     for inside, path in layout.bind.items():
         args += bound("--ro-bind", path, os.path.join(INSIDE, inside))
+        for name in written_within(path):
+            place = os.path.join(INSIDE, inside, name)
+            args += ["--size", str(limits.tmp_bytes), "--perms", "0755", "--tmpfs", place]
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
     for link in layout.links():
@@ -169,6 +174,13 @@ def options(
     for name, value in environment.items():
         args += ["--setenv", name, value]
     return args
+
+
+def written_within(path: Path) -> list[str]:
+    """Directories in one that is bound, in which tools must be able to write: empty for each command."""
+    if path.name != "node_modules":
+        return []
+    return [name for name in CACHES_OF_PACKAGES if (path / name).is_dir() and not (path / name).is_symlink()]
 
 
 def waiting(argv: Sequence[str], limits: CommandLimits, others: int) -> list[str]:
