@@ -156,6 +156,33 @@ def test_plain_and_its_exit_codes(project: Project) -> None:
     assert shown.startswith("default: verified, round 2\n")
 
 
+def test_a_toolchain_is_shown_by_a_file_of_settings(project: Project, tmp_path: Path) -> None:
+    tool = tmp_path / "tools" / "bin" / "has-plus"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\ngrep -q "$SIGN" calc.py\n')
+    tool.chmod(0o755)
+    project.write("task.yaml", "task: x\nverify: {command: has-plus, verifier: command}\n")
+    config = tmp_path / "settings.json"
+    sandbox = {
+        "read_only": [str(tool.parent)],
+        "path": [str(tool.parent)],
+        "environment": {"SIGN": "+"},
+        "virtualenv": "nowhere",
+    }
+    config.write_text(json.dumps({"sandbox": sandbox}))
+    given = ("--config", str(config), "--virtualenv", "none")
+    project.run("start", *given)
+    assert "VERIFY_FAILED" in project.run("check", *given).stderr
+    project.write("calc.py", RIGHT)
+    assert project.run("check", *given).returncode == 0
+    # Without the flag the file's own virtualenv counts, relative to the workspace.
+    failed = project.run("check", "--config", str(config))
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr == f"endstop: {project.root / 'nowhere'} is no virtualenv: it has no bin.\n"
+    config.write_text(json.dumps({"sandbox": {"pathh": []}}))
+    assert "unknown key sandbox.pathh" in project.run("check", *given).stderr
+
+
 def test_errors_exit_1_so_that_no_harness_takes_them_for_a_block(project: Project) -> None:
     (project.root / "task.yaml").unlink()
     event = {"session_id": "abc", "hook_event_name": "Stop", "cwd": str(project.root)}

@@ -81,7 +81,7 @@ def read_event(form: HookFormat, text: str, environment: Mapping[str, str]) -> H
     if form == "plain":
         return HookEvent("stop")
     if not text.strip():
-        raise EndstopError(f"stdin is empty; {form} sends its hooks JSON there (by hand: --format plain)")
+        raise EndstopError(f"stdin is no JSON of a {form} hook: it is empty (by hand: --format plain)")
     # Cursor on Windows begins with a byte-order mark.
     try:
         data = json.loads(text.lstrip("\ufeff"))

@@ -82,7 +82,8 @@ class Agent:
         )
         for outcome, used, limit, unit in limits:
             if limit is not None and used >= limit:
-                return self.gate.finish(outcome, f"The limit of {limit:g} {unit} is reached.")
+                named = unit.removesuffix("s") if limit == 1 else unit
+                return self.gate.finish(outcome, f"The limit of {limit:g} {named} is reached.")
         return None
 
     def _step(self) -> End | None:

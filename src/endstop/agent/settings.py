@@ -6,6 +6,7 @@ Precedence, from strong to weak: flags, `-c key=value`, the task file, the setti
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -202,6 +203,7 @@ def anchored(settings: AgentSettings, directory: Path) -> AgentSettings:
             "sandbox": sandbox.model_copy(
                 update={
                     "read_only": tuple(directory / path.expanduser() for path in sandbox.read_only),
+                    "path": tuple(os.path.expanduser(entry) for entry in sandbox.path),
                     "also_at": tuple(directory / path.expanduser() for path in sandbox.also_at),
                     "virtualenv": "none" if virtualenv is None else str(virtualenv),
                 }

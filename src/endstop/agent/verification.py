@@ -4,6 +4,7 @@ files, in the sandbox, with the gate's own failing test in a second run."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -37,6 +38,8 @@ _CONFIGURATION = re.compile(
     re.IGNORECASE,
 )
 _SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
+# As shells say it.
+_NOT_FOUND = re.compile(r"([\w.+-]+): (?:command )?not found")
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -367,6 +370,14 @@ def _last_words(output: str) -> str:
 
 
 def _missing_program(run: VerifierRun) -> str:
+    """Where commands could find what they did not find, as far as that is known."""
+    missing = _NOT_FOUND.search(run.output) if run.exit_code == 127 else None
+    name = missing[1] if missing else ""
+    here = Path(shutil.which(name) or "") if name and not name.startswith("py") else Path()
+    if here.is_absolute() and not here.is_relative_to("/usr"):
+        return (
+            f". {name} is in {here.parent}: name this in sandbox.path, and what it needs in sandbox.read_only"
+        )
     if run.exit_code != 127 and "No module named pytest" not in run.output:
         return ""
     return (

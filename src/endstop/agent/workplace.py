@@ -106,7 +106,10 @@ def open_workplace(
     task = settings.task
     sandbox = at_home(sandbox_settings(settings), workspace)
     watch("sandbox", describe(sandbox))
-    task = task.model_copy(update={"dependencies": dependencies_of(task.dependencies, sandbox, workspace)})
+    # Where commands can write the virtualenv all the same, what they do to it has to be seen.
+    if given_mode(sandbox)[0] == "bubblewrap":
+        named = dependencies_of(task.dependencies, sandbox, workspace)
+        task = task.model_copy(update={"dependencies": named})
     bind = _dependencies(task.dependencies, workspace)
     with WorkingCopy.open(workspace, state, sandbox, exclude=task.dependencies) as working:
         trees = Trees(state, working.root, exclude=task.dependencies)

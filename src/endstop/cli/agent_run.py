@@ -120,7 +120,8 @@ def run(
     14 refused_no_progress, 15 refusal_budget, 16 repeated_format_error, 17 stuck, 20 to 23 limits of steps,
     time, cost and context, 130 interrupted (--resume goes on).
 
-    Example: endstop agent "make the tests pass" --workspace . --model qwen3-4b --verify "pytest -q"
+    Example: endstop agent "make the tests pass" --model qwen3-4b --base-url http://localhost:8000/v1
+    --verify "pytest -q"
     """
     from endstop.cli.agent_view import LiveView
 

@@ -99,6 +99,14 @@ PLACE = OptionGroup(
             show_default="auto",
         ),
     ],
+    config=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Settings of `endstop agent run`, of which the sandbox part is taken.",
+            show_default="none",
+        ),
+    ],
 )
 
 
@@ -117,13 +125,16 @@ def check(
 
     With `plain`: 0 verified, 2 go on (why is on stderr), 1 an error, else the outcome's code.
 
-    Example: endstop gate check --workspace . --task task.yaml --format claude-code
+    Example: endstop gate check --workspace . --task task.yaml
     """
     from endstop.agent.hooks import write_answer
+    from endstop.cli.progress import waiting
 
     form, event = _event(place)
     guard, load = _guard(place, event, evidence, headless)
-    output = write_answer(form, event, guard.check(event, load))
+    with waiting("the project's check"):
+        answer = guard.check(event, load)
+    output = write_answer(form, event, answer)
     _write(output.stdout, output.stderr)
     raise typer.Exit(output.exit_code)
 
@@ -150,11 +161,13 @@ def start(
     Example: endstop gate start --workspace . --task task.yaml
     """
     from endstop.agent.hooks import Answer, write_answer
+    from endstop.cli.progress import waiting
 
     form, event = _event(place, "start")
     guard, load = _guard(place, event, None, False)
     now = form == "plain" if baseline is None else baseline
-    told = guard.start(event, load, anew=again, run_baseline=now)
+    with waiting("the project's check, before any change"):
+        told = guard.start(event, load, anew=again, run_baseline=now)
     output = write_answer(form, event, Answer("silent", told))
     _write(output.stdout, output.stderr)
 
@@ -228,15 +241,20 @@ def _guard(
 def _sandbox(place: dict[str, Any], workspace: Path) -> Any:
     from typing import get_args
 
-    from endstop.agent.virtualenv import find_virtualenv, with_virtualenv
+    from endstop.agent.settings import anchored, make_settings, merged, read_mapping
+    from endstop.agent.workplace import sandbox_settings
     from endstop.protocol.errors import EndstopError
-    from endstop.sandbox.settings import SandboxMode, SandboxSettings
+    from endstop.sandbox.settings import SandboxMode
 
     mode = place.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    virtualenv = find_virtualenv(place.get("virtualenv", "auto"), workspace)
-    return with_virtualenv(SandboxSettings(mode=mode), virtualenv)
+    config = place.get("config")
+    given = {} if config is None else read_mapping(config)
+    flags = {"mode": place.get("sandbox"), "virtualenv": place.get("virtualenv")}
+    named = {"sandbox": {name: value for name, value in flags.items() if value is not None}}
+    data = {"sandbox": merged(given, named)["sandbox"], "task": {"task": "any"}}
+    return sandbox_settings(anchored(make_settings(data, str(config)), workspace))
 
 
 def _write(out: str, err: str) -> None:

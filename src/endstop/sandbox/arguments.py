@@ -96,6 +96,20 @@ class Layout:
         }
         return sorted(path for path in free if free.isdisjoint(path.parents))
 
+    def place(self, path: Path) -> str:
+        """Where a path of the host that is read-only or writable is seen."""
+        for link in self.links():
+            if path.is_relative_to(link):
+                return os.path.normpath(os.path.join(INSIDE, path.relative_to(link)))
+        return str(path)
+
+    def inside(self) -> dict[Path, str]:
+        """Of what is read-only or writable that which is seen in the workspace, and where there."""
+        places = {path: self.place(path) for path in (*self.read_only, *self.writable)}
+        return {
+            path: place[len(INSIDE) + 1 :] for path, place in places.items() if place.startswith(f"{INSIDE}/")
+        }
+
     def sources(self) -> list[Path]:
         """Every path of the host that is bound."""
         inside = [self.workspace / path for path in self.read_only_inside]
@@ -141,9 +155,8 @@ def options(
     args += ["--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--size", str(limits.home_bytes), "--tmpfs", HOME]
-    links = layout.links()
-    places = [("--ro-bind", path, _place(path, links)) for path in layout.read_only]
-    places += [("--bind", path, _place(path, links)) for path in layout.writable]
+    places = [("--ro-bind", path, layout.place(path)) for path in layout.read_only]
+    places += [("--bind", path, layout.place(path)) for path in layout.writable]
     places.append(("--bind", layout.workspace, INSIDE))
     # The workspace before what is seen in it.
     for option, path, place in sorted(places, key=lambda it: it[2].startswith(f"{INSIDE}/")):
@@ -155,20 +168,12 @@ def options(
             args += ["--size", str(limits.tmp_bytes), "--perms", "0755", "--tmpfs", place]
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
-    for link in links:
+    for link in layout.links():
         args += ["--symlink", INSIDE, str(link)]
     args += ["--remount-ro", "/", "--chdir", os.path.normpath(f"{INSIDE}/{layout.directory}")]
     for name, value in environment.items():
         args += ["--setenv", name, value]
     return args
-
-
-def _place(path: Path, links: Sequence[Path]) -> str:
-    """Where a path of the host is seen."""
-    for link in links:
-        if path.is_relative_to(link):
-            return os.path.normpath(os.path.join(INSIDE, path.relative_to(link)))
-    return str(path)
 
 
 def written_within(path: Path) -> list[str]:
