@@ -71,6 +71,19 @@ def test_pytest_several_times(tmp_path: Path, command: str, makefile: str) -> No
     assert made.verify(dict(only)).details == ("tests/test_calc.py::test_add",)
 
 
+def test_what_a_shell_remembers_stays(tmp_path: Path) -> None:
+    """Where the command goes to, its exit code, its own traps."""
+    command = (
+        f'mkdir -p made && cd "$_" && cd .. && trap "echo left" EXIT; false || code=$?; '
+        f'{PYTEST} tests; code="$? $code"; test "$code" = "0 1" || exit 9'
+    )
+    made = project(tmp_path, BUG, command)
+    assert made.verification.start().exit_code == 9
+    verdict = made.verify(dict(FIX))
+    assert (verdict.code, verdict.runs[0].canary) == ("PASS", "ok")
+    assert verdict.runs[0].output.endswith("left\n")
+
+
 def test_a_run_inside_of_a_test_is_not_the_projects(tmp_path: Path) -> None:
     inner = (
         "import subprocess\nimport sys\n\n\ndef test_inner(tmp_path):\n"

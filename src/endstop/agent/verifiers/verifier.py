@@ -112,7 +112,7 @@ _keep_report() {{
   mv {report} {report}.$number
 }}
 set -T
-trap _keep_report DEBUG
+trap '_keep_report "$_"' DEBUG
 """
 
 
