@@ -12,6 +12,7 @@ from endstop.agent.models import ModelFailed, api_key, open_model
 from endstop.agent.run import run_agent
 from endstop.agent.settings import ModelSettings, make_settings
 from endstop.agent.tool import check_call, tool
+from endstop.agent.workplace import secret_values
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.toolcalls import ToolCall
 
@@ -138,6 +139,8 @@ def test_half_of_a_key_is_in_no_error(asked, reply):
 def test_a_key_is_one_word_of_printable_ascii(monkeypatch):
     monkeypatch.setenv("A_KEY", f" {KEY}\r\n")
     assert api_key("A_KEY") == KEY
+    settings = {"task": {"task": "t"}, "model": {"api_key_env": "A_KEY"}}
+    assert secret_values(make_settings(settings)) == (KEY,)
     for value in (f"{KEY}\n{KEY}", f"{KEY}é"):
         monkeypatch.setenv("A_KEY", value)
         with pytest.raises(EndstopError, match="the key in A_KEY holds characters") as caught:

@@ -292,3 +292,17 @@ def test_sizes_of_what_is_not_shown() -> None:
 def test_a_schema_that_is_none_lets_everything_through(schema: dict[str, Any]) -> None:
     given = {"a": 10**400}
     assert arguments_check(schema)(given) == given
+
+
+def test_a_secret_that_no_header_can_hold_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"Authorization": "Bearer ${A_TOKEN}"}
+    server = McpServer(name="x", url="http://127.0.0.1:1/mcp", headers=headers)
+    for value in ("tok-hunter2\ntok-hunter2", "tok-hunter2\u00e9"):
+        monkeypatch.setenv("A_TOKEN", value)
+        with pytest.raises(EndstopError, match="the header Authorization holds what no header can") as error:
+            McpTools([server]).__enter__()
+        assert "hunter2" not in str(error.value)
+    monkeypatch.setenv("A_TOKEN", "tok-hunter2\r\n")
+    with pytest.raises(EndstopError, match="MCP server x cannot be opened: ") as error:
+        McpTools([server]).__enter__()
+    assert "hunter2" not in str(error.value)

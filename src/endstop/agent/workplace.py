@@ -185,7 +185,9 @@ def secret_values(settings: AgentSettings) -> tuple[str, ...]:
     for server in settings.tools.mcp.values():
         values |= _secrets_of_server(server, settings)
     # A value of a letter or two is no secret, and leaving it out would leave nothing of the record.
-    return tuple(sorted((value for value in values if len(value) >= 4), key=len, reverse=True))
+    # A line end behind it is sent to nobody.
+    found = {value.strip() for value in values}
+    return tuple(sorted((value for value in found if len(value) >= 4), key=len, reverse=True))
 
 
 def _is_secret(name: str, settings: AgentSettings) -> bool:
