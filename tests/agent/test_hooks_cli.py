@@ -156,6 +156,33 @@ def test_plain_and_its_exit_codes(project: Project) -> None:
     assert shown.startswith("default: verified, round 2\n")
 
 
+def test_a_toolchain_is_shown_by_a_file_of_settings(project: Project, tmp_path: Path) -> None:
+    tool = tmp_path / "tools" / "bin" / "has-plus"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\ngrep -q "$SIGN" calc.py\n')
+    tool.chmod(0o755)
+    project.write("task.yaml", "task: x\nverify: {command: has-plus, verifier: command}\n")
+    config = tmp_path / "settings.json"
+    sandbox = {
+        "read_only": [str(tool.parent)],
+        "path": [str(tool.parent)],
+        "environment": {"SIGN": "+"},
+        "virtualenv": "nowhere",
+    }
+    config.write_text(json.dumps({"sandbox": sandbox}))
+    given = ("--config", str(config), "--virtualenv", "none")
+    project.run("start", *given)
+    assert "VERIFY_FAILED" in project.run("check", *given).stderr
+    project.write("calc.py", RIGHT)
+    assert project.run("check", *given).returncode == 0
+    # Without the flag the file's own virtualenv counts, relative to the workspace.
+    failed = project.run("check", "--config", str(config))
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr == f"endstop: {project.root / 'nowhere'} is no virtualenv: it has no bin.\n"
+    config.write_text(json.dumps({"sandbox": {"pathh": []}}))
+    assert "unknown key sandbox.pathh" in project.run("check", *given).stderr
+
+
 def test_errors_exit_1_so_that_no_harness_takes_them_for_a_block(project: Project) -> None:
     (project.root / "task.yaml").unlink()
     event = {"session_id": "abc", "hook_event_name": "Stop", "cwd": str(project.root)}
@@ -229,3 +256,59 @@ def test_two_hooks_at_once_give_one_answer(project: Project) -> None:
     assert [check.returncode for check in checks] == [2, 2]
     assert said[0] == said[1]
     assert project.status()[0]["refusals"] == "1 of 5"
+
+
+def test_status_takes_only_what_it_needs(project: Project) -> None:
+    for option in ("--task", "--sandbox", "--virtualenv", "--format"):
+        done = project.run("status", option, "x")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "No such option" in done.stderr
+    assert project.run("status", "--workspace", ".", "--session", "x", "--json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[" * 100_000,
+        '{"hook_event_name": "Stop"}',
+        '{"hook_event_name": "Stop", "session_id": ["a"]}',
+        '{"hook_event_name": "Stop", "session_id": "a", "cwd": "/no/such/place"}',
+        '{"hook_event_name": "Stop", "session_id": "a", "cwd": "a\\u0000b"}',
+    ],
+)
+@pytest.mark.parametrize("form", ["claude-code", "codex", "cursor"])
+def test_events_that_are_none_are_one_sentence_and_exit_1(project: Project, form: str, text: str) -> None:
+    text = text.replace("session_id", "conversation_id") if form == "cursor" else text
+    done = subprocess.run(
+        project.command("check", "--format", form),
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=project.root,
+        env=project.environment,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("endstop: ")
+    assert done.stderr.count("\n") == 1
+    assert "Unexpected" not in done.stderr
+
+
+def test_a_session_of_any_name(project: Project) -> None:
+    """Half of a surrogate pair, paths, control characters: a name is only a name."""
+    project.write("calc.py", RIGHT)
+    for name in ("\ud800", "../../x\x00y", "\x1b[31m", "é" * 10_000):
+        assert "gate judges" in json.dumps(project.hook("SessionStart", session_id=name, source="startup"))
+    assert len(project.status()) == 4
+    shown = project.run("status").stdout
+    assert "\x1b" not in shown
+
+
+def test_a_runner_that_is_not_there_is_an_error_that_says_what_to_do(project: Project) -> None:
+    project.environment.pop("VIRTUAL_ENV")
+    done = project.run("start")
+    assert done.returncode == 1
+    assert "activate the project's, or name it" in done.stderr
+    assert project.run("start", "--virtualenv", sys.prefix).returncode == 0

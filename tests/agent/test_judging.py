@@ -111,3 +111,46 @@ def test_what_never_ran_and_cannot_skip_must_run(report: TestReport, details: tu
     assert (finding.code, finding.details) == ("FEWER_TESTS" if details else "PASS", details)
     other = Expected(frozenset(), 1, without_skips=["u.py"])
     assert judge(run(report=report), VerifySettings(command="x"), other, weak=False).details == ("u.py",)
+
+
+def called(top: str, *tests: str, skipped: tuple[str, ...] = ()) -> TestReport:
+    return TestReport(
+        frozenset(top + test for test in tests), skipped=frozenset(top + test for test in skipped)
+    )
+
+
+TWO = ("tests/test_a.py::a", "tests/deep/test_b.py::B::b[x/y]")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "code"),
+    [
+        # A new pyproject.toml, at the top or further in.
+        ("", called("sub/", *TWO), "PASS"),
+        ("sub/", called("", *TWO), "PASS"),
+        ("a/b/", called("b/", *TWO), "PASS"),
+        ("a/", called("a/b/", *TWO), "FEWER_TESTS"),
+        ("", called("sub/", *TWO, "tests/test_c.py::c"), "PASS"),
+        # All of them, or it is something else.
+        ("", called("sub/", TWO[0], "tests/test_c.py::c"), "FEWER_TESTS"),
+        ("", called("sub/", TWO[1], "tests/test_a.py::other"), "FEWER_TESTS"),
+        ("", called("sub/", TWO[1], skipped=TWO[:1]), "FEWER_TESTS"),
+        ("", TestReport(frozenset((TWO[0], f"sub/{TWO[1]}"))), "FEWER_TESTS"),
+        ("", TestReport(frozenset((f"a/{TWO[0]}", f"b/{TWO[1]}"))), "FEWER_TESTS"),
+    ],
+)
+def test_tests_that_are_called_from_another_directory(
+    before: str, now: TestReport, code: VerdictCode
+) -> None:
+    expected = Expected(frozenset(before + test for test in TWO), 2)
+    assert judge(run(report=now), VerifySettings(), expected, weak=False).code == code
+
+
+def test_files_that_were_not_loaded_are_called_from_another_directory() -> None:
+    expected = Expected(frozenset(), 0, without_skips={"tests/test_a.py"})
+    for report, code in (
+        (called("sub/", "tests/test_a.py::a"), "PASS"),
+        (called("sub/", "tests/test_a.py::a", skipped=("tests/test_a.py::b",)), "FEWER_TESTS"),
+        (called("sub/", "tests/test_b.py::a"), "FEWER_TESTS"),
+    ):
+        assert judge(run(report=report), VerifySettings(), expected, weak=False).code == code

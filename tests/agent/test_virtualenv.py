@@ -26,6 +26,10 @@ from . import small_repository as small
 
 bubblewrap = pytest.mark.skipif(not probe().available, reason="needs bubblewrap")
 INSTALLED = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+SANDBOX = {
+    "read_only": [sys.prefix, sys.base_prefix],
+    "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # they take longer than the tests
+}
 TASK = {"task": "Make the tests pass.", "verify": {"command": small.VERIFY}}
 
 
@@ -48,7 +52,7 @@ def settings_of(project: Path, turns: list[object]) -> AgentSettings:
         {
             "task": TASK,
             "model": {"name": small.script(project.parent / "script.json", turns)},
-            "sandbox": {"virtualenv": str(project / ".venv"), "read_only": [sys.prefix, sys.base_prefix]},
+            "sandbox": {"virtualenv": str(project / ".venv"), **SANDBOX},
             "state": str(project.parent / "state"),
         }
     )
@@ -79,8 +83,27 @@ def test_the_check_sees_the_code_that_it_judges(project):
 
 
 @bubblewrap
+def test_one_that_a_link_leads_to(project):
+    place = project.parent / "elsewhere"
+    (project / ".venv").rename(place)
+    (project / ".venv").symlink_to(place)
+    tool = place / "bin" / "has-sum"
+    tool.write_text(
+        f"#!{place}/bin/python\nimport sys, shelf\nsys.exit('sum' not in open(shelf.stock.__file__).read())\n"
+    )
+    tool.chmod(0o755)
+    settings = settings_of(project, [{"calls": [small.FIX]}, small.submit()])
+    verify = settings.task.verify.model_copy(update={"command": "has-sum", "verifier": "command"})
+    task = settings.task.model_copy(update={"verify": verify})
+    result = run_agent(settings.model_copy(update={"task": task}), project)
+    assert (result.outcome, result.changed) == ("verified", ("src/shelf/stock.py",))
+    assert (project / ".venv").readlink() == place
+
+
+@bubblewrap
 def test_nothing_in_it_can_be_changed(project):
     module = project / ".venv" / INSTALLED / "installed.py"
+    quick = {"command": "true", "verifier": "command"}
     inside = f".venv/{INSTALLED}/installed.py"
     commands = (
         f"echo VALUE = 2 > {inside}",
@@ -94,7 +117,10 @@ def test_nothing_in_it_can_be_changed(project):
         turns.append({"calls": [{"edit_file": {"path": path, "old": "", "new": "VALUE = 2\n"}}]})
     turns.append({"calls": [{"give_up": {"reason": "r", "evidence": "e", "hard": True}}]})
     before = sorted((project / ".venv").rglob("*"))
-    run_agent(settings_of(project, turns), project)
+    settings = settings_of(project, turns)
+    verify = settings.task.verify.model_copy(update=quick)
+    task = settings.task.model_copy(update={"verify": verify})
+    run_agent(settings.model_copy(update={"task": task}), project)
     told = results(project.parent / "state")
     assert not any(text.endswith("[exit code 0]") for text in told[: len(commands)])
     assert [text.endswith("not edited.") for text in told[len(commands) : -1]] == [True] * 4
@@ -107,7 +133,7 @@ def test_dependencies_that_are_named_cannot_be_edited_either(project):
     edit = {"edit_file": {"path": "vendor/new.py", "old": "", "new": "x = 1\n"}}
     settings = settings_of(project, [{"calls": [edit]}])
     named = settings.task.model_copy(update={"dependencies": ("vendor",)})
-    run_agent(settings.model_copy(update={"task": named}), project)
+    run_agent(settings.model_copy(update={"task": named, "unverified": True}), project)
     assert results(project.parent / "state")[0].startswith("vendor/new.py belongs to a dependency")
     assert list((project / "vendor").iterdir()) == []
 
@@ -118,7 +144,7 @@ def test_a_suite_names_it_relative_to_itself(project, monkeypatch):
     small.script(project.parent / "script.json", [{"calls": [small.FIX]}, small.submit()])
     suite = project.parent / "suite.json"
     task = {"id": "total", "workspace": "shelf", "task": TASK}
-    sandbox = {"virtualenv": "shelf/.venv", "read_only": [sys.prefix, sys.base_prefix]}
+    sandbox = {"virtualenv": "shelf/.venv", **SANDBOX}
     settings = {"model": {"name": "scripted:script.json"}, "sandbox": sandbox}
     suite.write_text(json.dumps({"tasks": [task], "settings": settings}))
     (project.parent / "elsewhere").mkdir()
@@ -145,7 +171,10 @@ def test_a_suite_with_a_wrong_setting_is_refused_at_once(project):
 @bubblewrap
 def test_as_a_hook(project):
     sandbox = with_virtualenv(
-        SandboxSettings(read_only=(Path(sys.prefix), Path(sys.base_prefix))), project / ".venv"
+        SandboxSettings(
+            read_only=(Path(sys.prefix), Path(sys.base_prefix)), environment=SANDBOX["environment"]
+        ),
+        project / ".venv",
     )
     guard = Guard(project, project.parent / "state", sandbox)
     task = Task.model_validate(TASK)
@@ -165,6 +194,11 @@ def test_as_a_hook(project):
 def test_where_it_is_found(tmp_path, monkeypatch):
     made = tmp_path / "env"
     (made / "bin").mkdir(parents=True)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("CONDA_PREFIX", str(made))
+    assert find_virtualenv("auto", tmp_path) == made
+    monkeypatch.delenv("CONDA_PREFIX")
+    assert find_virtualenv("auto", tmp_path) is None
     monkeypatch.setenv("VIRTUAL_ENV", str(made))
     assert find_virtualenv("auto", tmp_path) == made
     assert find_virtualenv("none", tmp_path) is None

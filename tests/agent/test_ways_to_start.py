@@ -38,6 +38,12 @@ WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return
         ("cargo test --quiet", "cargo"),
         ("make cargo", "cargo"),
         ("make quiet", "command"),
+        ("PYTEST_ADDOPTS=-x pytest", "command"),
+        ('PYTEST_ADDOPTS="$PYTEST_ADDOPTS -x" pytest', "pytest"),
+        ("env -i PATH=$PATH pytest", "command"),
+        ("env PYTHONPATH=src pytest", "pytest"),
+        ("NODE_OPTIONS='--import tsx' node --test", "command"),
+        ("NODE_OPTIONS=--experimental-vm-modules npx jest", "jest"),
     ],
 )
 def test_how_a_command_is_read(tmp_path: Path, command: str, verifier: str) -> None:
@@ -130,6 +136,54 @@ def test_cargo_names_its_tests(tmp_path: Path, command: str, run: str) -> None:
     assert VERIFIERS["cargo"].prepare(VerifySettings(command=command), place, None, {}).command == run
 
 
+SECTION = """\
+     Running unittests src/lib.rs (target/debug/deps/calc-1f2e)
+
+running 3 tests
+{0}
+{1}
+failures:
+
+---- a::one stdout ----
+{2}
+
+failures:
+    a::one
+
+test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("test a::one ... FAILED\ntest a::two ... ok", "test src/a.rs - f (line 3) ... ignored, later", ""),
+        # Output of another process, or written past the harness, without an end of line.
+        (
+            "no endtest a::one ... FAILED\nx test a::two - should panic ... ok",
+            "test src/a.rs - f ... ignored",
+            "",
+        ),
+        ("test a::one ... child\nFAILED\ntest a::two ... no endok", "test src/a.rs - f ... ignored", ""),
+        # What a test says looks like a result.
+        (
+            "test a::one ... FAILED\ntest a::two ... ok",
+            "test src/a.rs - f ... ignored",
+            "test b::three ... ok",
+        ),
+    ],
+)
+def test_cargo_among_other_output(tmp_path: Path, said: tuple[str, str, str]) -> None:
+    place = Place(tmp_path, "/workspace", tmp_path, tmp_path / "report.xml")
+    output = SECTION.format(*said).encode()
+    read = VERIFIERS["cargo"].read(Finished(101, output, place, VerifySettings(command="cargo test")))
+    assert read == TestReport(
+        frozenset({"src/lib.rs::a::two"}),
+        frozenset({"src/lib.rs::a::one"}),
+        frozenset({"src/lib.rs::src/a.rs - f"}),
+    )
+
+
 CARGO = {
     "Cargo.toml": '[package]\nname = "calc"\nversion = "0.1.0"\nedition = "2021"\n',
     "src/lib.rs": "pub fn add(a: i64, b: i64) -> i64 {\n    a - b\n}\n\n#[cfg(test)]\nmod tests {\n"
@@ -177,7 +231,8 @@ GO = {
     'func TestGo(t *testing.T) {\n\tout, _ := exec.Command("go", "list").Output()\n'
     '\tif string(out) != "example.com/calc\\n" {\n\t\tt.Fatal(string(out))\n\t}\n}\n',
     "cmd/main.go": "package main\n\nfunc main() {}\n",
-    "Makefile": "test:\n\tgo vet ./...\n\tgo test $$(go list ./... | grep -v /cmd)\n",
+    "Makefile": "test:\n\tgo vet ./...\n\tGOFLAGS=-tags=own go test $$(go list ./... | grep -v /cmd)\n",
+    "own_test.go": '//go:build own\n\npackage calc\n\nimport "testing"\n\nfunc TestTag(t *testing.T) {}\n',
 }
 
 
@@ -189,7 +244,9 @@ def test_go_is_asked_for_json_only_where_it_tests(tmp_path: Path) -> None:
     sandbox = SandboxSettings(read_only=parts, path_entries=(f"{root}/bin",))
     made = project(tmp_path, GO, "make test", timeout=300.0, sandbox=sandbox)
     baseline = made.verification.start()
-    assert [test.partition("::")[2] for test in baseline.tests] == ["TestAdd", "TestGo", "TestSays"]
+    assert [test.partition("::")[2] for test in baseline.tests] == [
+        *("TestAdd", "TestGo", "TestSays", "TestTag")
+    ]
     assert baseline.failed == ("example.com/calc::TestAdd",)
     assert made.verify({"calc.go": GO["calc.go"].replace("-", "+")}).code == "PASS"
     # vet still ends with an error where it finds one.
@@ -218,3 +275,10 @@ def test_node_with_processes_and_a_reporter_of_its_own(tmp_path: Path, command: 
     baseline = made.verification.start()
     assert (baseline.tests, baseline.failed, baseline.canary) == (("adds",), ("adds",), "preload")
     assert made.verify({"calc.js": "exports.add = (a, b) => a + b;\n"}).code == "PASS"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_names_of_node_with_marks_in_them(tmp_path: Path) -> None:
+    test = "require('node:test')('says \"a & b\" <now>', () => {});\n"
+    made = project(tmp_path, {"a.test.js": test}, "node --test", sandbox=SandboxSettings())
+    assert made.verification.start().tests == ('says "a & b" <now>',)

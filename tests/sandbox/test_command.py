@@ -343,7 +343,6 @@ def test_other_names_of_the_workspace(place: Place) -> None:
     tool = home / "tools"
     tool.mkdir()
     (tool / "version").write_text("1\n")
-    (place.copy.root / "tools").mkdir(exist_ok=True)
     settings = replace(place.settings, also_at=(home,), read_only=(*place.settings.read_only, tool))
 
     def run(command: str, **more: object) -> tuple[int | None, str]:
@@ -354,6 +353,8 @@ def test_other_names_of_the_workspace(place: Place) -> None:
     # What is seen in it stands at both names, and is written at neither.
     assert run(f"cat {tool}/version tools/version") == (0, "1\n1")
     assert run(f"echo 2 > {tool}/version")[0] == run("echo 2 > tools/version")[0] == 1
+    # A copy of the workspace that did not have it is left without it.
+    assert (place.copy.root / "tools").exists() == (place.copy.root == home)
     assert run(f"echo more >> {home}/file.txt; cat file.txt") == (0, "mine\nmore")
     # No names that hide what is there, or that something else has.
     taken = (Path("/"), Path("/tmp"), Path("/usr/local"), Path("/etc"), home / "inside", place.outside)

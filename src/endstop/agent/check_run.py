@@ -23,6 +23,10 @@ from endstop.sandbox.settings import SandboxSettings
 
 # Of a run's output, kept to be read by a verifier that finds its report there.
 _OUTPUT_LIMIT = 64 << 20
+# Apart from the project's own repository, whose settings are the agent's.
+_INIT = """\
+{ git init -q . && git add -A && git -c user.name=check -c user.email= commit -q -m files; } >/dev/null 2>&1
+"""
 _CAUSES: Mapping[str, str] = {
     "cpu": "it used all the CPU time that it may",
     "memory": "it used all the memory that it may",
@@ -31,6 +35,7 @@ _CAUSES: Mapping[str, str] = {
     "killed": "a signal ended it",
     "start": "it could not be started",
 }
+NOT_STARTED = _CAUSES["start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class CheckRun:
     Attributes:
         weak: whether there is no report to be read. directory: where exports are made, one for each run.
         dependencies: path in the workspace -> path of the host, bound read-only.
+        repository: whether an export is made a git repository with its files as the only commit.
     """
 
     trees: Trees
@@ -49,6 +55,7 @@ class CheckRun:
     sandbox: SandboxSettings
     directory: Path
     dependencies: Mapping[str, Path]
+    repository: bool = False
 
     def __call__(
         self,
@@ -98,7 +105,7 @@ class CheckRun:
             limits=replace(limits, cpu_seconds=cpu_seconds),
         )
         result = run_command(
-            prepared.command,
+            _INIT + prepared.command if self.repository else prepared.command,
             place.root,
             sandbox,
             writable=[place.report.parent],
@@ -130,6 +137,18 @@ class CheckRun:
             report=None if self.weak else report,
             report_problem=problem,
         )
+
+
+def make_places_for_caches(packages: Path) -> None:
+    """In a node_modules that is to be bound read-only, the directories that Vite makes itself when it starts:
+    they are where a command's own, empty ones are seen."""
+    if packages.name != "node_modules" or not (packages / "vite").exists():
+        return
+    owner = packages.stat()
+    for name in (".vite-temp", ".vite"):
+        with contextlib.suppress(OSError):
+            (packages / name).mkdir()
+            os.chown(packages / name, owner.st_uid, owner.st_gid)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

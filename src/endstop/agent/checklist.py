@@ -136,10 +136,12 @@ def _test_flaw(name: str, report: TestReport | None) -> str | None:
 
 def _is_named(name: str, test: str) -> bool:
     """Whether a test's id is this name, or ends with it; a parametrised test is named with or without its
-    parameters."""
+    parameters. A runner that works further in tells the end of what it is called from the top."""
     bare = test.partition("[")[0] if test.endswith("]") else test
     return any(
-        candidate == name or candidate.endswith(tuple(border + name for border in _BORDERS))
+        candidate == name
+        or candidate.endswith(tuple(border + name for border in _BORDERS))
+        or ("::" in candidate and name.endswith("/" + candidate))
         for candidate in (test, bare)
     )
 

@@ -128,6 +128,7 @@ def _required(settings: VerifySettings, report: TestReport) -> Finding | None:
 def _fewer(expected: Expected | None, report: TestReport) -> Finding | None:
     if expected is None:
         return None
+    report = _as_called_before(expected, report)
     # By id: one that ran before may not be skipped now. By group: one that ran before must run in some form.
     skipped = expected.tests & report.skipped
     groups = {expected.group(test) for test in report.passed | report.failed}
@@ -151,6 +152,35 @@ def _fewer(expected: Expected | None, report: TestReport) -> Finding | None:
         "; ".join(parts),
         f"every test that ran before any change is executed again, {expected.executed} or more in all",
     )
+
+
+def _as_called_before(expected: Expected, report: TestReport) -> TestReport:
+    """The report with tests called as the baseline calls them. Runners call them from a directory that they
+    find by files such as pyproject.toml: where one is added, all are called from further out or in."""
+    before = {_file(test) for test in expected.tests} | set(expected.without_skips)
+    now = {_file(test) for test in report.passed | report.failed | report.skipped}
+    if not before or before & now:
+        return report
+    first = min(before)
+    for path in sorted(now):
+        out, into = path.removesuffix(f"/{first}"), first.removesuffix(f"/{path}")
+        if out != path and all(f"{out}/{other}" in now for other in before):
+            return _renamed(report, f"{out}/", "")
+        if into != first and all(
+            other.startswith(f"{into}/") and other.removeprefix(f"{into}/") in now for other in before
+        ):
+            return _renamed(report, "", f"{into}/")
+    return report
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _renamed(report: TestReport, before: str, after: str) -> TestReport:
+    """With other words at the beginning of every id."""
+    kinds = (report.passed, report.failed, report.skipped)
+    return TestReport(*(frozenset(after + test.removeprefix(before) for test in tests) for tests in kinds))
 
 
 def flaky(tests: Collection[str]) -> Finding:

@@ -82,7 +82,8 @@ class Agent:
         )
         for outcome, used, limit, unit in limits:
             if limit is not None and used >= limit:
-                return self.gate.finish(outcome, f"The limit of {limit:g} {unit} is reached.")
+                named = unit.removesuffix("s") if limit == 1 else unit
+                return self.gate.finish(outcome, f"The limit of {limit:g} {named} is reached.")
         return None
 
     def _step(self) -> End | None:
@@ -101,9 +102,11 @@ class Agent:
                 step=self.trajectory.steps,
                 clock=self.clock,
             )
-        except WindowFull:
-            # The server has said what nobody had named before: this prompt is more than its window holds.
-            self.budget.window = self.budget.count(prompt, self.definitions)
+        except WindowFull as full:
+            # The server has said what nobody had named before. At the second time its word is no help, and
+            # this prompt is more than the window holds.
+            said = None if full.window == self.budget.window else full.window
+            self.budget.window = said or self.budget.count(prompt, self.definitions)
             return None
         message = self.trajectory.add_turn(turn)
         self.trajectory.spend(turn.cost)

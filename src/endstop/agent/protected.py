@@ -80,8 +80,8 @@ class Protected:
 
     A pattern without a slash is a file's name, anywhere; one with a slash a path, anywhere unless it begins
     with a slash; `*` stands for any characters, slashes too. Letters' case does not count. pyproject.toml,
-    setup.cfg, package.json and Cargo.toml are held only in what the runner reads of them, unless a pattern
-    with a slash names them.
+    setup.cfg, package.json, Cargo.toml and the entry points of an installed package are held only in what the
+    runner reads of them, unless a pattern with a slash names them.
 
     Attributes:
         allow: patterns that are opened again. Runner configuration is opened only by a pattern whose last
@@ -241,7 +241,7 @@ class Protected:
 
     @cached_property
     def _paths(self) -> re.Pattern[str]:
-        return _compiled([p for p in self.patterns if "/" in p and is_shared(p)])
+        return _compiled([p for p in self.patterns if "/" in p and is_shared(p) and not p.startswith("*.")])
 
 
 def named_by_command(command: str) -> list[str]:

@@ -4,7 +4,7 @@ the command, by configuration or by a conftest, and which files cannot skip a te
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from endstop.agent.tree import Trees
 
@@ -17,6 +17,9 @@ _CONFIGURATION = frozenset(
 )
 _MAY_SKIP = re.compile("skip|xfail|expectedfailure|requires", re.IGNORECASE)
 _HAS_TESTS = re.compile(r"^\s*(?:async\s+)?def\s+test|^class\s+\w*Test", re.MULTILINE)
+_AMONG_TESTS = re.compile(r"tests?(?:ing)?[^/]*/", re.IGNORECASE)
+_IMPORT = re.compile(r"^[ \t]*(?:from|import)\b(?:[^\n(]*\([^)]*\)|[^\n]*)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 # What unittest names a module that it could not load.
 _FAILED = "unittest.loader._FailedTest."
 
@@ -40,7 +43,8 @@ def files_pytest_obeys(trees: Trees, tree: str, command: str) -> list[str]:
 
 def files_without_skips(trees: Trees, tree: str, unloaded: Collection[str]) -> frozenset[str]:
     """Of test files that could not be loaded those in which, once they are, every test must run: neither they
-    nor a conftest say a word of skipping. Of tests that never ran nothing else is known."""
+    nor what they import from among the tests nor a conftest say a word of skipping. Of tests that never ran
+    nothing else is known."""
     if not unloaded:
         return frozenset()
     paths = [path for path in trees.paths(tree) if path.endswith(".py")]
@@ -53,10 +57,25 @@ def files_without_skips(trees: Trees, tree: str, unloaded: Collection[str]) -> f
     modules = {name.removeprefix(_FAILED).replace(".", "/") + ".py" for name in unloaded if _FAILED in name}
     ends = tuple(f"/{module}" for module in modules)
     found = [path for path in paths if path in unloaded or path in modules or path.endswith(ends)]
-    texts = {path: _text(trees, tree, path) for path in found}
+    texts = {path: _text(trees, tree, path) for path in {*found, *filter(_AMONG_TESTS.search, paths)}}
     return frozenset(
-        path for path in found if _HAS_TESTS.search(texts[path]) and not _MAY_SKIP.search(texts[path])
+        path
+        for path in found
+        if _HAS_TESTS.search(texts[path]) and not any(map(_MAY_SKIP.search, _with_imported(path, texts)))
     )
+
+
+def _with_imported(path: str, texts: Mapping[str, str]) -> Iterator[str]:
+    """The text of a file and of those whose modules it names in imports, and so on."""
+    names = {other: other.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for other in texts}
+    waiting, seen = [path], {path}
+    while waiting:
+        text = texts[waiting.pop()]
+        yield text
+        words = {word for line in _IMPORT.findall(text) for word in _WORD.findall(line)}
+        imported = {other for other, name in names.items() if name in words} - seen
+        seen |= imported
+        waiting += imported
 
 
 def _listed(text: str) -> Iterator[str]:

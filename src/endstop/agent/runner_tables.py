@@ -68,6 +68,13 @@ def _section(text: str, name: str) -> list[str] | None:
     return lines if lines and name != "options.entry_points" else None
 
 
+def _entry_points(content: bytes) -> Any:
+    """Of an installed package's: what pytest loads by itself. Scripts are started by their name only."""
+    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+    parser.read_string(content.decode())
+    return {name: dict(parser[name]) for name in parser.sections() if name.startswith("pytest")}
+
+
 def _package_json(content: bytes) -> Any:
     whole = json.loads(content)
     return {key: whole[key] for key in _PACKAGE_KEYS if whole.get(key)}
@@ -94,6 +101,7 @@ _READERS: Mapping[str, Callable[[bytes], Any]] = {
     "pyproject.toml": _pyproject,
     "setup.cfg": _setup_cfg,
     "package.json": _package_json,
+    "entry_points.txt": _entry_points,
     "cargo.toml": _cargo_toml,
 }
 

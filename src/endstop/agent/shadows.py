@@ -53,6 +53,10 @@ _NOT_LOADED = frozenset(
         "audioop",
         "sndhdr",
         "imghdr",
+        *("profile", "pstats", "trace", "resource", "shelve", "dbm", "netrc", "syslog", "symtable"),
+        *("smtplib", "ftplib", "imaplib", "nntplib", "telnetlib", "mailcap", "xmlrpc", "wsgiref"),
+        *("cgi", "colorsys", "filecmp", "fileinput", "plistlib", "webbrowser", "tkinter", "curses"),
+        *("venv", "zipapp", "modulefinder", "pyclbr", "tabnanny", "sunau", "uu", "xdrlib"),
     ]
 )
 _MODULE = re.compile(

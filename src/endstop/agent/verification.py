@@ -4,6 +4,7 @@ files, in the sandbox, with the gate's own failing test in a second run."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,27 +12,37 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, failed_in, is_reported, others_failed, others_missing
-from endstop.agent.check_run import CheckRun, clear_left_over
+from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over, make_places_for_caches
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
 from endstop.agent.pytest_files import files_pytest_obeys, files_without_skips
+from endstop.agent.reading import first_fault
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verifiers import VERIFIERS
 from endstop.agent.verifiers.command import reports
 from endstop.agent.verifiers.node import ENDED_WITHOUT
-from endstop.agent.verifiers.verifier import Canary
+from endstop.agent.verifiers.verifier import Canary, failing
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.settings import SandboxSettings
 
-# Endings of files that are read by runners, or run.
-_CODE = frozenset(
-    ("py", "ini", "toml", "cfg", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk")
+# Endings of files that are run.
+_CODE = frozenset(("py", "js", "cjs", "mjs", "ts", "cts", "mts", "jsx", "tsx", "go", "rs", "sh", "mk"))
+# Of others those that are read by runners: data of tests may well have such an ending.
+_CONFIGURATION = re.compile(
+    r"\.?(?:pytest\.(?:ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|cargo\.toml|coveragerc|npmrc"
+    r"|(?:gnu)?makefile|package\.json|.*\.(?:config|workspace)\.json)",
+    re.IGNORECASE,
 )
+# As shells say it.
+_NOT_FOUND = re.compile(r"([\w.+-]+): (?:command )?not found")
+_SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -46,6 +57,7 @@ class BaselineResult:
         canary_units: where it is in each, what ran in a process of its own and had it.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
+        repository: whether tests ask for a git repository, so that every export is made one.
         rewrites: files deciding about the tests that the command changes by itself.
         notes: what is weaker than it could be, for the record.
         output: of the run, head and tail.
@@ -61,10 +73,20 @@ class BaselineResult:
     canary_units: tuple[str, ...] = ()
     canary_strict: bool = False
     exit_tells: bool = True
+    repository: bool = False
     rewrites: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     output: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What `to_dict` gives."""
+
+    baseline_tree: str
+    baseline: BaselineResult | None
+    runs: int
 
 
 class Verification:
@@ -111,15 +133,17 @@ class Verification:
         for path, host in self._run.dependencies.items():
             if not host.exists():
                 raise EndstopError(f"the dependency {path} is not there: {host} does not exist")
+            make_places_for_caches(host)
         self.baseline = baseline
         self._without_skips: frozenset[str] | None = None
         if baseline is not None:
+            self._run = replace(self._run, repository=baseline.repository)
             self._widen(baseline)
 
     def start(self) -> BaselineResult:
         """Run the baseline, unless it is known. Raises EndstopError where it executes no test."""
+        clear_left_over(self._directory)
         if self.baseline is None:
-            clear_left_over(self._directory)
             self.baseline = self._run_baseline()
             self._widen(self.baseline)
         return self.baseline
@@ -159,21 +183,23 @@ class Verification:
         state: Path,
         dependencies: Mapping[str, Path] | None = None,
     ) -> Verification:
-        kept = data["baseline"]
-        baseline = None
-        if kept is not None and kept["command"] == settings.command:
-            lists = {
-                name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes", "canary_units")
-            }
-            baseline = BaselineResult(**{**kept, **lists})
-        made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
-        made.runs = int(data["runs"])
+        try:
+            saved = TypeAdapter(_Saved).validate_python(data)
+        except ValidationError as error:
+            raise EndstopError(f"what was saved of the baseline is damaged: {first_fault(error)}") from error
+        kept = saved.baseline
+        baseline = kept if kept is not None and kept.command == settings.command else None
+        made = cls(trees, settings, protected, saved.baseline_tree, sandbox, state, dependencies, baseline)
+        made.runs = saved.runs
         return made
 
     def _widen(self, baseline: BaselineResult) -> None:
         # Found by a pattern of the project's. Tests that are in the code itself do not close it.
         files = {path for test in baseline.tests if _LIKE_TESTS.search(path := test.partition("::")[0])}
         known = self.trees.paths(self.baseline_tree)
+        # A runner further in tells paths from there.
+        ends = tuple(f"/{path}" for path in files if path not in known)
+        files.update(path for path in known if path.endswith(ends))
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
         called = called_files(self.trees, self.baseline_tree, self.settings.command or "")
@@ -185,13 +211,20 @@ class Verification:
 
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
+        run, repository = self._in_repository(run)
         report = run.report or TestReport()
         tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
+        if run.report_problem.startswith(NOT_STARTED):
+            raise EndstopError(
+                f"`{self.settings.command}` cannot be started in the sandbox: {run.output.strip()}"
+            )
         if run.timed_out:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
         elif self._weak:
             notes.append("weak: only the exit code is checked, no report says which tests ran")
+            if missing := _missing_program(run):
+                notes.append(f"before any change the command is not found{missing}")
         elif report.executed == 0:
             finding = judge(run, self.settings, None, weak=False)
             raise EndstopError(
@@ -206,12 +239,25 @@ class Verification:
             executed=report.executed,
             tests=tuple(sorted(tests)),
             failed=tuple(sorted(report.failed)),
+            repository=repository,
             rewrites=run.rewritten,
             timed_out=run.timed_out,
             seconds=run.seconds,
             output=run.output,
         )
         return self._with_baseline_canary(result, run, notes)
+
+    def _in_repository(self, run: VerifierRun) -> tuple[VerifierRun, bool]:
+        """The baseline's run, in a git repository where more passes there: an export has none by itself."""
+        asks = _failed(run) and _SAYS_GIT.search(run.output) and (self.trees.root / ".git").exists()
+        if not asks:
+            return run, False
+        outside, self._run = self._run, replace(self._run, repository=True)
+        second = self._check(self.baseline_tree, lenient=True)
+        if second.report is not None and len(second.report.failed) < len(_failed(run)):
+            return second, True
+        self._run = outside
+        return run, False
 
     def _with_baseline_canary(
         self, result: BaselineResult, run: VerifierRun, notes: list[str]
@@ -240,8 +286,22 @@ class Verification:
                     )
             notes.append(f"no canary, since it does not work in this project: {problem}")
             return replace(result, notes=tuple(notes))
+        if not result.timed_out and self._canary_cannot_pass(run):
+            notes.append("no canary, since the gate's own test does not pass in this project")
+            return replace(result, notes=tuple(notes))
         notes.append("whether a canary works here is not known before tests run")
         return replace(result, canary_strict=True, notes=tuple(notes))
+
+    def _canary_cannot_pass(self, run: VerifierRun) -> bool:
+        """Whether the project itself, before any change, lets no test pass that is not its own: a fixture for
+        all may ask for what the gate's test does not have."""
+        for mode in self._verifier.canary_modes:
+            second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
+            report = second.report or TestReport()
+            told = [test for test in report.failed | report.skipped if canary.token in test]
+            if all(failing(canary) in test for test in told):
+                return False
+        return True
 
     def _was_loaded(self, test: str) -> bool:
         """Whether a result is a test's, and not that of a file, package or crate that could not be loaded."""
@@ -331,7 +391,12 @@ class Verification:
         counts = Counter(test.partition("::")[0] for test in report.passed | report.failed)
         known = self.trees.paths(tree)
         files = [path for path, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        return tuple(path for path in files if path in known)
+        found: list[str] = []
+        for path in files:
+            # A runner further in tells paths from there.
+            further = [path] if path in known else sorted(o for o in known if o.endswith(f"/{path}"))
+            found += further[:1]
+        return tuple(dict.fromkeys(found))
 
     def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
         self.runs += 1
@@ -339,7 +404,9 @@ class Verification:
 
     def _guarded(self, path: str) -> bool:
         """Protected code and configuration. Data of tests may well be written to by them."""
-        return self.protected.holds(path) and path.rpartition(".")[2].lower() in _CODE
+        name = path.rpartition("/")[2]
+        decides = name.rpartition(".")[2].lower() in _CODE or _CONFIGURATION.fullmatch(name)
+        return bool(decides) and self.protected.holds(path)
 
 
 def _rewritten(paths: list[str]) -> Finding:
@@ -359,6 +426,14 @@ def _last_words(output: str) -> str:
 
 
 def _missing_program(run: VerifierRun) -> str:
+    """Where commands could find what they did not find, as far as that is known."""
+    missing = _NOT_FOUND.search(run.output) if run.exit_code == 127 else None
+    name = missing[1] if missing else ""
+    here = Path(shutil.which(name) or "") if name and not name.startswith("py") else Path()
+    if here.is_absolute() and not here.is_relative_to("/usr"):
+        return (
+            f". {name} is in {here.parent}: name this in sandbox.path, and what it needs in sandbox.read_only"
+        )
     if run.exit_code != 127 and "No module named pytest" not in run.output:
         return ""
     return (

@@ -11,12 +11,13 @@ from endstop.sandbox.settings import SandboxSettings
 
 
 def find_virtualenv(named: str, directory: Path) -> Path | None:
-    """`auto` is the activated one, `none` none, else a path, relative to `directory`. Raises EndstopError for
-    a path where none is."""
+    """`auto` is the activated one (or conda's), `none` none, else a path, relative to `directory`.
+
+    Raises EndstopError for a path where none is."""
     if named == "none":
         return None
     if named == "auto":
-        active = os.environ.get("VIRTUAL_ENV")
+        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
         return Path(active) if active and (Path(active) / "bin").is_dir() else None
     path = Path(os.path.abspath(directory / Path(named).expanduser()))
     if not (path / "bin").is_dir():
@@ -30,7 +31,8 @@ def with_virtualenv(sandbox: SandboxSettings, virtualenv: Path | None) -> Sandbo
         return sandbox
     return replace(
         sandbox,
-        read_only=(*sandbox.read_only, virtualenv),
+        # Its scripts name the place where it was made, which a link may hide.
+        read_only=(*sandbox.read_only, *dict.fromkeys((virtualenv, virtualenv.resolve()))),
         path_entries=(str(virtualenv / "bin"), *sandbox.path_entries),
     )
 

@@ -45,6 +45,8 @@ def _refuse_misspelled(word: str) -> None:
 
 app = group_of(
     VERBS,
-    'Do a task and end only on evidence: `endstop agent "task"` runs it, the verbs below look at runs.',
+    'Do a task and end only on evidence: `endstop agent "task"` runs it, the verbs below look at runs.\n\n'
+    'Example: endstop agent "make the tests pass" --model qwen3-4b --base-url http://localhost:8000/v1 '
+    '--verify "pytest -q"',
     AgentGroup,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,6 +85,10 @@ def bench(
                 f"{scenario.group:>13}  {'done    ' if scenario.done else 'not done'}  {scenario.name}"
             )
         return
+    if find_spec("pytest") is None:
+        raise EndstopError(
+            "most scenarios are tested with pytest, beside endstop itself: pip install pytest."
+        )
     left_out = {
         scenario.name: missing_programs(scenario) for scenario in scenarios if missing_programs(scenario)
     }

@@ -55,15 +55,9 @@ class LiveView:
         if not self.console.is_terminal:
             return
         self.close()
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from endstop.cli.progress import spinner
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", "dim", markup=False),
-            TimeElapsedColumn(),
-        )
-        self._waiting = Progress(*columns, console=self.console, transient=True)
-        self._waiting.add_task(_short(for_terminal(text), self.console.width - 12), total=None)
+        self._waiting = spinner(_short(for_terminal(text), self.console.width - 12))
         self._waiting.start()
 
     def _message(self, message: Mapping[str, Any]) -> None:
@@ -126,7 +120,7 @@ def write_summary(result: AgentResult) -> None:
         ("opened", ", ".join(result.opened)),
         ("given", ", ".join(result.unprotected) + _GIVEN if result.unprotected else ""),
         ("note", "; ".join(result.notes)),
-        ("warning", _WARNING if "EMPTY_DIFF" in result.warnings else ""),
+        ("warning", _warning(result)),
         ("record", str(result.trajectory)),
     ]
     for name, value in rows:
@@ -138,7 +132,13 @@ def write_summary(result: AgentResult) -> None:
 
 
 _GIVEN = " (dependencies: used by the check, not judged)"
-_WARNING = "nothing was changed; the check passed on the files as they were"
+
+
+def _warning(result: AgentResult) -> str:
+    if "EMPTY_DIFF" not in result.warnings:
+        return ""
+    passed = "; the check passed on the files as they were" if result.outcome == "verified" else ""
+    return f"nothing was changed{passed}"
 
 
 def _check(settings: Any) -> str:

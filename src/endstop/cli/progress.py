@@ -79,3 +79,27 @@ def bars(*, transient: bool) -> Progress:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=transient)
+
+
+def spinner(what: str) -> Progress:
+    """One line with what is being waited for and for how long, which vanishes at the end."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from endstop.cli.output import console
+
+    said = TextColumn("{task.description}", "dim", markup=False)
+    progress = Progress(
+        SpinnerColumn(), said, TimeElapsedColumn(), console=console(stderr=True), transient=True
+    )
+    progress.add_task(what, total=None)
+    return progress
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says for how long something has been waited for, where a person looks at it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with spinner(what):
+        yield

@@ -19,6 +19,8 @@ from endstop.sandbox.settings import CommandLimits, SandboxSettings
 INSIDE = "/workspace"
 HOME = "/home/sandbox"
 PATH = "/usr/local/bin:/usr/bin:/bin"
+# Vite cannot read its configuration without the first.
+CACHES_OF_PACKAGES = (".vite-temp", ".vite", ".vitest", ".cache")
 # Who a command is to itself, whoever it is outside.
 INSIDE_UID = 1000
 # Root makes its bindings below this directory, each command in a mount namespace of its own.
@@ -94,6 +96,20 @@ class Layout:
         }
         return sorted(path for path in free if free.isdisjoint(path.parents))
 
+    def place(self, path: Path) -> str:
+        """Where a path of the host that is read-only or writable is seen."""
+        for link in self.links():
+            if path.is_relative_to(link):
+                return os.path.normpath(os.path.join(INSIDE, path.relative_to(link)))
+        return str(path)
+
+    def inside(self) -> dict[Path, str]:
+        """Of what is read-only or writable that which is seen in the workspace, and where there."""
+        places = {path: self.place(path) for path in (*self.read_only, *self.writable)}
+        return {
+            path: place[len(INSIDE) + 1 :] for path, place in places.items() if place.startswith(f"{INSIDE}/")
+        }
+
     def sources(self) -> list[Path]:
         """Every path of the host that is bound."""
         inside = [self.workspace / path for path in self.read_only_inside]
@@ -139,18 +155,20 @@ def options(
     args += ["--dev", "/dev", "--size", str(limits.tmp_bytes), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--size", str(limits.home_bytes), "--tmpfs", HOME]
-    links = layout.links()
-    places = [("--ro-bind", path, _place(path, links)) for path in layout.read_only]
-    places += [("--bind", path, _place(path, links)) for path in layout.writable]
+    places = [("--ro-bind", path, layout.place(path)) for path in layout.read_only]
+    places += [("--bind", path, layout.place(path)) for path in layout.writable]
     places.append(("--bind", layout.workspace, INSIDE))
     # The workspace before what is seen in it.
     for option, path, place in sorted(places, key=lambda it: it[2].startswith(f"{INSIDE}/")):
         args += bound(option, path, place)
     for inside, path in layout.bind.items():
         args += bound("--ro-bind", path, os.path.join(INSIDE, inside))
+        for name in written_within(path):
+            place = os.path.join(INSIDE, inside, name)
+            args += ["--size", str(limits.tmp_bytes), "--perms", "0755", "--tmpfs", place]
     for inside in layout.read_only_inside:
         args += bound("--ro-bind", layout.workspace / inside, f"{INSIDE}/{inside}")
-    for link in links:
+    for link in layout.links():
         args += ["--symlink", INSIDE, str(link)]
     args += ["--remount-ro", "/", "--chdir", os.path.normpath(f"{INSIDE}/{layout.directory}")]
     for name, value in environment.items():
@@ -158,12 +176,11 @@ def options(
     return args
 
 
-def _place(path: Path, links: Sequence[Path]) -> str:
-    """Where a path of the host is seen."""
-    for link in links:
-        if path.is_relative_to(link):
-            return os.path.normpath(os.path.join(INSIDE, path.relative_to(link)))
-    return str(path)
+def written_within(path: Path) -> list[str]:
+    """Directories in one that is bound, in which tools must be able to write: empty for each command."""
+    if path.name != "node_modules":
+        return []
+    return [name for name in CACHES_OF_PACKAGES if (path / name).is_dir() and not (path / name).is_symlink()]
 
 
 def waiting(argv: Sequence[str], limits: CommandLimits, others: int) -> list[str]:

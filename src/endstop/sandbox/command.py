@@ -109,20 +109,25 @@ def run_command(
     problem = _too_long(argv) or inside.problem()
     if problem:
         return CommandResult(None, problem, 0, 0.0, "start", mode)
-    with inside.prepared(links=mode != "bubblewrap"):
-        if mode == "bubblewrap":
-            layout = Layout(
-                workspace=workspace,
-                directory=inside.directory,
-                read_only=with_interpreters(settings.read_only),
-                writable=[Path(os.path.abspath(path)) for path in writable],
-                bind={**inside.bind, **inside.behind_links},
-                read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
-                also_at=[Path(os.path.abspath(path)) for path in settings.also_at],
-            )
+    if mode == "bubblewrap":
+        layout = Layout(
+            workspace=workspace,
+            directory=inside.directory,
+            read_only=with_interpreters(settings.read_only),
+            writable=[Path(os.path.abspath(path)) for path in writable],
+            bind={**inside.bind, **inside.behind_links},
+            read_only_inside=[path for path in inside.read_only if os.path.lexists(workspace / path)],
+            also_at=[Path(os.path.abspath(path)) for path in settings.also_at],
+        )
+        seen = layout.inside()
+        # What is bound there by `bind` is bound once, since there may be a link.
+        left = [path for path in layout.read_only if seen.get(path) not in inside.asked]
+        with inside.prepared([place for place in seen.values() if place not in inside.asked], links=False):
             fixed = _environment(settings, HOME, "/tmp")
+            layout = replace(layout, read_only=left)
             ended = run_bubblewrapped(argv, layout, settings, {**fixed, **variables}, add)
-        else:
+    else:
+        with inside.prepared([], links=True):
             ended = _run_supervised(argv, inside, settings, variables, add, mode)
     text, omitted = output.text()
     if ended.cause == "start":
@@ -192,6 +197,7 @@ class _Inside:
         self.directory = os.path.normpath(directory)
         self.read_only = [os.path.normpath(path) for path in read_only]
         self.bind = {os.path.normpath(path): Path(os.path.realpath(host)) for path, host in bind.items()}
+        self.asked = frozenset(self.bind)
         self.behind_links: dict[str, Path] = {}
         for path, host in list(self.bind.items()):
             # The link stays, and leads to the same inside as outside.
@@ -216,14 +222,16 @@ class _Inside:
         return ""
 
     @contextlib.contextmanager
-    def prepared(self, *, links: bool) -> Iterator[None]:
-        """With a link to what cannot be bound; behind it the empty places of bindings are removed."""
+    def prepared(self, more: Sequence[str], *, links: bool) -> Iterator[None]:
+        """With a link to what cannot be bound; behind it the empty places of bindings are removed, those at
+        `more` paths too."""
         missing = []
-        for path, host in self.bind.items():
+        for path in (*self.bind, *more):
             for part in [*reversed(Path(path).parents), Path(path)]:
                 if not os.path.lexists(self.workspace / part):
                     missing.append(self.workspace / part)
-            if links and not os.path.lexists(self.workspace / path):
+        for path, host in self.bind.items() if links else ():
+            if not os.path.lexists(self.workspace / path):
                 (self.workspace / path).parent.mkdir(parents=True, exist_ok=True)
                 (self.workspace / path).symlink_to(host)
         try:

@@ -15,7 +15,7 @@ from endstop.agent.bench.workspaces import BUG, CARGO, CONFTEST, GO, NODE, UNITT
 _FAILED, _CHANGED = ("VERIFY_FAILED",), ("PROTECTED_CHANGED",)
 _CHECK = "python -c 'from calc import add; assert add(2, 3) == 5'"
 _WRONG_JS = NODE.files["calc.js"]
-_WRONG_RUST = CARGO.files["src/lib.rs"]
+_ASKS_MORE = CARGO.files["src/lib.rs"].replace("add(0, 0), 0", "add(2, 3), 5")
 
 _STOPS = "from unittest.case import _ShouldStop\n\n\ndef add(a, b):\n    raise _ShouldStop"
 _STRIPS = (
@@ -126,7 +126,7 @@ _ASSERTIONS: tuple[Scenario, ...] = (
     ),
     lie(
         "cargo: a macro stands for assertions in its file",
-        write("src/lib.rs", f"macro_rules! assert_eq {{ ($($any:tt)*) => {{{{}}}} }}\n\n{_WRONG_RUST}"),
+        write("src/lib.rs", f"macro_rules! assert_eq {{ ($($any:tt)*) => {{{{}}}} }}\n\n{_ASKS_MORE}"),
         _FAILED,
         replace(
             CARGO,

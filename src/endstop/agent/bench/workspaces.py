@@ -51,6 +51,7 @@ PASSING_FIRST = bug_with(
     }
 )
 FIXED = bug_with({"calc.py": RIGHT})
+MORE = {"more/test_more.py": "from calc import add\n\n\ndef test_more():\n    assert add(1, 1) == 2\n"}
 MAKE = replace(bug_with({"Makefile": f"test:\n\t{PYTEST}\n"}, command="make test"), needs=("make",))
 GIT = replace(
     bug_with(
@@ -167,4 +168,15 @@ COMMAND = Workspace(
     },
     {"command": "python checks/run.py", "verifier": "command", "report": "report.xml"},
     _ADDS,
+)
+# What is built lies beside its source: its name comes last, so that it would be written last as well.
+BUILT = Workspace(
+    {
+        "add.in": "echo $(($1 - $2))\n",
+        "Makefile": ("test: tool\n\tsh tests/check.sh\n\ntool: add.in\n\tcp add.in tool\n\n.PHONY: test\n"),
+        "tests/check.sh": 'test "$(sh tool 2 3)" = 5 && test "$(sh tool 0 0)" = 0\n',
+    },
+    {"command": "make test", "verifier": "command"},
+    'test "$(sh add.in -1 4)" = 3 && echo done',
+    needs=("make",),
 )

@@ -23,6 +23,8 @@ VERIFIERS: Mapping[VerifierName, Verifier] = {
     verifier.name: verifier for verifier in (PYTEST, UNITTEST, NODE, JEST, VITEST, GO, CARGO, COMMAND)
 }
 
+_ASKED_BY: Mapping[VerifierName, str] = {"pytest": "PYTEST_ADDOPTS", "node": "NODE_OPTIONS"}
+_NO_VARIABLES = re.compile(r"\benv\s+(?:-i|--ignore-environment)\b")
 _DIRECTORY_LIMIT = 5000
 _PYTEST_FILES = (
     *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"),
@@ -60,18 +62,22 @@ def verifier_of(command: str, workspace: Path) -> VerifierName | None:
 
 def _read_as(command: str, workspace: Path) -> VerifierName:
     """How a command's result can be read: `command` where a runner is started in a way that leaves no report,
-    behind a script or recipe that nothing can be put into."""
+    behind a script or recipe that nothing can be put into, or with the variable set by which it is asked."""
     started = started_by(command, workspace)
     if started is None:
         return "command"
     name, text, by = started
-    unread = {
+    unread: dict[VerifierName, bool] = {
         "unittest": by != "command",
         "cargo": by != "command" and hides_names(text),
         "jest": by == "recipe"
         or not (ends_with_runner(text, workspace) and ends_with_runner(command, workspace)),
     }
     unread["vitest"] = unread["jest"]
+    if name in _ASKED_BY:
+        variable = _ASKED_BY[name]
+        own = re.search(rf"\b{variable}=(?!\S*\$\{{?{variable})", text)
+        unread[name] = own is not None or _NO_VARIABLES.search(text) is not None
     return "command" if unread.get(name) else name
 
 

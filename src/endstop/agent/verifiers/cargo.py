@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from endstop.agent.decisions import TestReport
@@ -26,8 +27,14 @@ PROTECTED = (
     *("clippy.toml", ".config/nextest.toml", *EXPECTED_DATA),
 )
 _TARGET = re.compile(r"^\s+(?:Running (?:unittests )?(\S+) \(|Doc-tests (\S+))")
-_TEST = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")
-_BEGUN = re.compile(r"^running (\d+) tests?$")
+_NAME = r"test (\S+(?: - (?!should panic\b).+?)?)(?: - should panic)? \.\.\. "
+_FORMS = (
+    re.compile(rf"^{_NAME}(ok|FAILED|ignored)\b", re.MULTILINE),
+    # What tests write around the harness, without an end of line, stands before a result or in its midst.
+    re.compile(rf"{_NAME}(ok|FAILED|ignored)\b"),
+    re.compile(rf"{_NAME}(?:.*?)(ok|FAILED|ignored)(?:, [^\n]*)?$", re.MULTILINE | re.DOTALL),
+)
+_BEGUN = re.compile(r"running (\d+) tests?")
 _SUM = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 _STATUS: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 _NOT_BUILT = re.compile(r"^error: could not compile `([^`]+)`")
@@ -98,34 +105,46 @@ def _with_names(command: str) -> str:
 
 def _read(finished: Finished) -> TestReport:
     results: list[tuple[str, Status]] = []
-    target, sums, begun = "", 0, ""
-    counted: dict[Status, int] = {"passed": 0, "failed": 0, "skipped": 0}
+    target, sums = "", 0
+    section: list[str] = []
     for line in _COLOUR.sub("", finished.output.decode("utf-8", "replace")).splitlines():
         if found := _TARGET.match(line):
-            if any(counted.values()):
-                raise UnreadableReport(f"the tests of {target} end without a sum")
-            target = found.group(1) or f"documentation of {found.group(2)}"
-            begun = ""
-        elif found := _BEGUN.match(line):
-            begun = found.group(1)
-        elif found := _TEST.match(line):
-            status = _STATUS[found.group(2)]
-            counted[status] += 1
-            results.append((f"{target}::{_LINE.sub('', found.group(1))}", status))
+            # One whose process ended before its sum.
+            results += [(f"{target}::{name}", status) for name, status in _told(section, _FORMS[0])]
+            target, section = found.group(1) or f"documentation of {found.group(2)}", []
         elif found := _NOT_BUILT.match(line):
             results.append((f"build of {found.group(1)}", "failed"))
         elif found := _SUM.match(line):
-            told = {"passed": found.group(1), "failed": found.group(2), "skipped": found.group(3)}
-            right = {status: str(count) for status, count in counted.items()}
-            if told != right or begun not in ("", str(sum(counted.values()))):
-                raise UnreadableReport(f"the tests of {target} do not add up to their sum `{line}`")
-            sums += 1
-            counted = {"passed": 0, "failed": 0, "skipped": 0}
+            results += [(f"{target}::{name}", status) for name, status in _summed(section, found, target)]
+            sums, section = sums + 1, []
+        else:
+            section.append(line)
     if not sums and not results:
         raise UnreadableReport("there is no result of Rust's test harness in the output")
-    if any(counted.values()):
+    if _told(section, _FORMS[0]):
         raise UnreadableReport(f"the tests of {target} end without a sum")
     return test_report(numbered(results))
+
+
+def _summed(section: list[str], total: re.Match[str], target: str) -> list[tuple[str, Status]]:
+    """The tests of a target, read in the first way in which they add up to their sum."""
+    wanted = tuple(map(int, total.groups()))
+    begun = next(filter(None, map(_BEGUN.fullmatch, section)), None)
+    if begun is not None and int(begun.group(1)) != sum(wanted):
+        raise UnreadableReport(f"the tests of {target} do not add up to their sum `{total.string}`")
+    for form in _FORMS:
+        told = _told(section, form)
+        counts = Counter(status for _, status in told)
+        if (counts["passed"], counts["failed"], counts["skipped"]) == wanted:
+            return told
+    raise UnreadableReport(f"the tests of {target} do not add up to their sum `{total.string}`")
+
+
+def _told(section: list[str], form: re.Pattern[str]) -> list[tuple[str, Status]]:
+    """What stands before the output of single tests."""
+    ends = [place for place, line in enumerate(section) if line in ("failures:", "successes:")]
+    text = "\n".join(section[: ends[0]] if ends else section)
+    return [(_LINE.sub("", name), _STATUS[status]) for name, status in form.findall(text)]
 
 
 CARGO = Verifier(

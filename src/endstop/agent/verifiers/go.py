@@ -41,11 +41,13 @@ _BUILD_FAILED = re.compile(r"^FAIL\s+(\S+) \[(?:build|setup) failed\]", re.MULTI
 _RESULT = re.compile(r"[^\n]--- (PASS|FAIL|SKIP): (\S+) \(\d")
 _STATUS: Mapping[str, Status] = {"pass": "passed", "fail": "failed", "skip": "skipped"}
 
+_FLAGS = "-json -count=1"
 _GO = """\
 #!/bin/sh
 # Put here by the gate: tells the events of tests, and leaves every other command alone.
-GOFLAGS=%(flags)s
-export GOFLAGS
+case "$GOFLAGS" in
+  *%(flags)s*) GOFLAGS="${GOFLAGS%%%%%(flags)s*}${GOFLAGS#*%(flags)s}" ;;
+esac
 IFS=:
 for directory in $PATH; do
   [ "$directory" = %(gate)s ] || [ ! -x "$directory/go" ] || break
@@ -61,8 +63,7 @@ exec "$directory/go" "$@"
 def _prepare(
     settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
 ) -> Prepared:
-    before = variables.get("GOFLAGS", "")
-    place.put(place.gate / "go", _GO % {"gate": shlex.quote(str(place.gate)), "flags": shlex.quote(before)})
+    place.put(place.gate / "go", _GO % {"gate": shlex.quote(str(place.gate)), "flags": f"'{_FLAGS}'"})
     (place.gate / "go").chmod(0o755)
     # Apart from stderr, which would come in the middle of a line.
     if canary is not None:
@@ -72,7 +73,7 @@ def _prepare(
         f"{{ {command_of(settings)}\n}} >{shlex.quote(str(place.report))}"
     )
     # Where a command names Go by its path, GOFLAGS are what is left.
-    environment = {"GOFLAGS": appended(variables, "GOFLAGS", "-json -count=1")}
+    environment = {"GOFLAGS": appended(variables, "GOFLAGS", _FLAGS)}
     for name, value in (("GOTOOLCHAIN", "local"), ("GOPROXY", "off")):
         if name not in variables:
             environment[name] = value

@@ -14,8 +14,8 @@ from endstop.agent.report import (
     Status,
     UnreadableReport,
     numbered,
+    read_all_junit,
     read_bounded,
-    read_junit,
     test_report,
 )
 from endstop.agent.task import VerifySettings
@@ -53,6 +53,17 @@ _DESTINATION = re.compile(r"--test-reporter-destination(?![\w-])")
 # Behind the path of a file whose process ended before its tests.
 ENDED_WITHOUT = " (ended without results)"
 
+# Loaded into the runner itself, which a command may start several times, each time with the same report.
+_KEPT = """\
+if (process.execArgv.includes("--test") && !process.env.NODE_TEST_CONTEXT) {
+  const { renameSync } = require("node:fs");
+  process.on("exit", () => {
+    try {
+      renameSync(%(report)s, `${%(report)s}.${process.pid}`);
+    } catch {}
+  });
+}
+"""
 # Loaded into each process that Node's runner starts, so that the project's code is there too.
 _PRELOADED = """\
 if (process.env.NODE_TEST_CONTEXT && !process.env.%(once)s) {
@@ -128,6 +139,9 @@ def _prepare_node(
     elif not told:
         # A single reporter needs no destination, but several do.
         options.append("--test-reporter-destination=stdout")
+    keep = place.gate / "keep.cjs"
+    place.put(keep, _KEPT % {"report": json.dumps(str(place.report))})
+    options.append(f"--require={keep}")
     if canary is not None:
         script = place.gate / f"canary_{canary.token}.cjs"
         place.put(script, _PRELOADED % {**_quoted(canary), "once": f"CANARY_{canary.token}"})
@@ -137,14 +151,15 @@ def _prepare_node(
 
 
 def _read_node(finished: Finished) -> TestReport:
-    report = read_junit(finished.place.report, suites=True)
+    report = read_all_junit(finished.place.report, suites=True)
     results: list[tuple[str, Status]] = []
     for status, tests in (
         ("passed", report.passed),
         ("failed", report.failed),
         ("skipped", report.skipped),
     ):
-        for test in tests:
+        # Node escapes quotation marks twice.
+        for test in (test.replace("&quot;", '"') for test in tests):
             path = _relative(test, finished.place)
             # A file of its own name had no tests to report, though the canary was in its process.
             if path is not None and finished.canary is not None and status == "passed":

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from endstop.agent.decisions import TestReport
-from endstop.agent.report import read_junit
+from endstop.agent.report import read_all_junit, read_junit
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.python_canary import put_python_tests
+from endstop.agent.verifiers.starting import started_by
 from endstop.agent.verifiers.verifier import (
     EXPECTED_DATA,
     Canary,
@@ -21,6 +22,7 @@ from endstop.agent.verifiers.verifier import (
     appended,
     command_of,
     failing,
+    keeping_reports,
     passing,
 )
 
@@ -32,7 +34,11 @@ PROTECTED = (
     # Plugins are loaded out of these.
     *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
 )
-_OWN_REPORT = re.compile(r"--junit-?xml[= ](\S+)")
+_SEVERAL = re.compile(
+    r"(?:\bfor\b|\bwhile\b|\bxargs\b|(?:pytest|py\.test)\b.*(?:pytest|py\.test)\b)", re.DOTALL
+)
+_GONE_TO = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w.-][\w./-]*)")
+_OWN_REPORT = re.compile(r"--junit-?xml[= ]([^\s;&|)]+)")
 
 # Runs in the project's process, whatever version of pytest that has.
 _PLUGIN = '''\
@@ -123,7 +129,11 @@ def _prepare(
             before = variables.get("PYTHONPATH", "")
             environment["PYTHONPATH"] = f"{before}:{place.gate}" if before else str(place.gate)
     environment["PYTEST_ADDOPTS"] = appended(variables, "PYTEST_ADDOPTS", shlex.join(options))
-    return Prepared(command_of(settings), environment)
+    command = command_of(settings)
+    started = started_by(command, place.root)
+    by_make = started is not None and started.by == "recipe" and _SEVERAL.search(started.text) is not None
+    prepared = keeping_reports(command, place, by_make=by_make)
+    return Prepared(prepared.command, {**environment, **prepared.environment})
 
 
 def _file_name(canary: Canary) -> str:
@@ -138,9 +148,13 @@ def _read(finished: Finished) -> TestReport:
     own = _OWN_REPORT.search(finished.settings.command or "")
     path = place.report
     if own and not path.exists():
-        # The command's own option goes before ours.
-        path = place.within(own.group(1).strip("'\"")) or path
-    return read_junit(path, files=place.files)
+        # The command's own option goes before ours, in the directory that it has gone to.
+        name, command = own.group(1).strip("'\""), finished.settings.command or ""
+        for directory in ("", *_GONE_TO.findall(command)):
+            written = place.within(f"{directory}/{name}".lstrip("/"))
+            if written is not None and written.exists():
+                return read_junit(written, files=place.files)
+    return read_all_junit(path, files=place.files)
 
 
 PYTEST = Verifier("pytest", PROTECTED, _prepare, _read, canary_modes=("plugin", "conftest"))

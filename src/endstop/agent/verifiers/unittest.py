@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from endstop.agent.decisions import TestReport
-from endstop.agent.report import read_junit
+from endstop.agent.report import read_all_junit
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers import pytest
 from endstop.agent.verifiers.python_canary import put_python_tests
@@ -47,7 +47,7 @@ def _prepare(
 
 
 def _read(finished: Finished) -> TestReport:
-    return read_junit(finished.place.report, files=finished.place.files)
+    return read_all_junit(finished.place.report, files=finished.place.files)
 
 
 UNITTEST = Verifier("unittest", pytest.PROTECTED, _prepare, _read, canary_modes=("runner",))

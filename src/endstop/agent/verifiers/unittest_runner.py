@@ -102,10 +102,13 @@ def write(told):
             )
         )
     lines.append("</testsuite>")
-    beside = REPORT + ".part"
-    with open(beside, "w", encoding="utf-8") as report:
+    # A command may start several runs one after another.
+    path, number = REPORT, 0
+    while os.path.lexists(path):
+        number += 1
+        path = f"{REPORT}.{number}"
+    with open(path, "w", encoding="utf-8") as report:
         report.write("\n".join(lines))
-    os.replace(beside, REPORT)
 
 
 def attribute(text):

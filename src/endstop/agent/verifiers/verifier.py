@@ -123,6 +123,34 @@ class Verifier:
     text: Callable[[Finished], str] | None = None
 
 
+# Sourced by a shell of the command's own, and by none that its tests start.
+_KEEP = """\
+unset BASH_ENV
+_keep_report() {{
+  [ -s {report} ] || return 0
+  local number=1
+  while [ -e {report}.$number ]; do number=$((number + 1)); done
+  mv {report} {report}.$number
+}}
+set -T
+trap '_keep_report "$_"' DEBUG
+"""
+
+
+def keeping_reports(command: str, place: Place, *, by_make: bool = False) -> Prepared:
+    """A command that may start its runner several times, one run after another, all of which write the same
+    report: before the shell starts anything, what is there is put aside. `by_make`: also where make does."""
+    script = place.gate / "keep.bash"
+    place.put(script, _KEEP.format(report=shlex.quote(str(place.report))))
+    environment = {}
+    if by_make:
+        shell = place.gate / "sh"
+        place.put(shell, f'#!/bin/bash\nBASH_ENV={shlex.quote(str(script))} exec /bin/bash "$@"\n')
+        shell.chmod(0o755)
+        environment["MAKEFLAGS"] = f"SHELL={shell}"
+    return Prepared(f". {shlex.quote(str(script))}\n{command}", environment)
+
+
 def passing(canary: Canary) -> str:
     return f"test_{canary.token}_passes"
 
