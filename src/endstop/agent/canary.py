@@ -17,13 +17,14 @@ def others_failed(run: VerifierRun, canary: Canary) -> set[str]:
 def others_missing(
     first: VerifierRun, second: VerifierRun, canary: Canary, group: Callable[[str], str]
 ) -> set[str]:
-    """Groups of tests that passed in the first run and did not run with the canary: what it says is not
-    about them."""
+    """Groups of tests that passed in the first run, where none of them ran with the canary: what it says is
+    not about them. Some may be missing, behind the failure of its own in a chain of commands."""
     before, after = first.report, second.report
     if before is None or after is None:
         return set()
     there = {group(test) for test in after.passed | after.failed | after.skipped}
-    return {group(test) for test in before.passed} - there
+    groups = {group(test) for test in before.passed}
+    return set() if groups & there else groups
 
 
 def canary_problem(run: VerifierRun, canary: Canary, *, exit_tells: bool) -> str:
