@@ -256,3 +256,59 @@ def test_two_hooks_at_once_give_one_answer(project: Project) -> None:
     assert [check.returncode for check in checks] == [2, 2]
     assert said[0] == said[1]
     assert project.status()[0]["refusals"] == "1 of 5"
+
+
+def test_status_takes_only_what_it_needs(project: Project) -> None:
+    for option in ("--task", "--sandbox", "--virtualenv", "--format"):
+        done = project.run("status", option, "x")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "No such option" in done.stderr
+    assert project.run("status", "--workspace", ".", "--session", "x", "--json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[" * 100_000,
+        '{"hook_event_name": "Stop"}',
+        '{"hook_event_name": "Stop", "session_id": ["a"]}',
+        '{"hook_event_name": "Stop", "session_id": "a", "cwd": "/no/such/place"}',
+        '{"hook_event_name": "Stop", "session_id": "a", "cwd": "a\\u0000b"}',
+    ],
+)
+@pytest.mark.parametrize("form", ["claude-code", "codex", "cursor"])
+def test_events_that_are_none_are_one_sentence_and_exit_1(project: Project, form: str, text: str) -> None:
+    text = text.replace("session_id", "conversation_id") if form == "cursor" else text
+    done = subprocess.run(
+        project.command("check", "--format", form),
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=project.root,
+        env=project.environment,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("endstop: ")
+    assert done.stderr.count("\n") == 1
+    assert "Unexpected" not in done.stderr
+
+
+def test_a_session_of_any_name(project: Project) -> None:
+    """Half of a surrogate pair, paths, control characters: a name is only a name."""
+    project.write("calc.py", RIGHT)
+    for name in ("\ud800", "../../x\x00y", "\x1b[31m", "é" * 10_000):
+        assert "gate judges" in json.dumps(project.hook("SessionStart", session_id=name, source="startup"))
+    assert len(project.status()) == 4
+    shown = project.run("status").stdout
+    assert "\x1b" not in shown
+
+
+def test_a_runner_that_is_not_there_is_an_error_that_says_what_to_do(project: Project) -> None:
+    project.environment.pop("VIRTUAL_ENV")
+    done = project.run("start")
+    assert done.returncode == 1
+    assert "activate the project's, or name it" in done.stderr
+    assert project.run("start", "--virtualenv", sys.prefix).returncode == 0

@@ -321,6 +321,63 @@ def test_a_session_of_another_version_is_refused_in_a_sentence(place: Place) -> 
         place.stop()
 
 
+@pytest.mark.parametrize(
+    ("value", "keys", "says"),
+    [
+        (None, [], "all of it: "),
+        (5, ["task"], "task: "),
+        ({}, ["task"], "task: Field required"),
+        (5, ["heard"], "heard: "),
+        ("x", ["round"], "round: "),
+        ("x", ["gate", "refusals"], "the saved state of the gate is damaged: refusals: "),
+        ({"t": 5}, ["gate", "findings"], "the saved state of the gate is damaged: findings.t: "),
+        ({"command": 5}, ["verify"], "command: "),
+    ],
+)
+def test_a_session_that_was_tampered_with_is_an_error_and_no_verdict(
+    place: Place, value: Any, keys: list[str], says: str
+) -> None:
+    (file,) = place.state.glob("*/session-*.json")
+    data = json.loads(file.read_text())
+    inner = data
+    for key in keys[:-1]:
+        inner = inner[key]
+    if keys:
+        inner[keys[-1]] = value
+    file.write_text(json.dumps(data if keys else value))
+    with pytest.raises(EndstopError) as error:
+        place.stop()
+    assert str(error.value).startswith(f"{file} cannot be used: {says}")
+    assert str(error.value).endswith("; remove it to begin anew")
+
+
+def test_a_session_that_is_no_file_is_not_waited_for(place: Place) -> None:
+    (file,) = place.state.glob("*/session-*.json")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(EndstopError, match="it is no regular file; remove it"):
+        place.stop()
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(EndstopError, match=r"cannot be used: .*; remove it"):
+        place.stop()
+    file.unlink()
+    file.write_text("[" * 100_000)
+    with pytest.raises(EndstopError, match=r"cannot be used: .*; remove it"):
+        place.stop()
+
+
+def test_the_state_of_a_session_is_bounded(place: Place) -> None:
+    """Many starts and stops: a file of a few kilobytes."""
+    for _ in range(300):
+        place.guard.start(START, place.load, anew=True)
+        for _ in range(4):
+            place.stop()
+    (file,) = place.state.glob("*/session-*.json")
+    assert file.stat().st_size < 40_000
+    assert len(json.loads(file.read_text())["history"]) == 100
+
+
 def in_threads(work: Callable[[], Answer], count: int) -> list[Answer]:
     answers: list[Answer] = []
     threads = [threading.Thread(target=lambda: answers.append(work())) for _ in range(count)]

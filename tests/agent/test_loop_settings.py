@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from endstop.agent.settings import make_settings, merged, names_of, overrides, read_mapping
+from endstop.agent.reading import names_of, read_mapping
+from endstop.agent.settings import make_settings, merged, overrides
 from endstop.protocol.errors import EndstopError
 
 

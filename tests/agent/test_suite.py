@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from endstop.agent.bench.workspaces import CONFTEST, TESTS, WRONG
+from endstop.agent.executor import run_all
 from endstop.agent.held_out import lay_over
 from endstop.agent.suite import read_suite, run_suite
 from endstop.cli.app import app
@@ -209,3 +211,81 @@ def test_held_out_files_are_written_into_the_workspace_only(tmp_path: Path) -> N
     assert sorted(outside.iterdir()) == [outside / "test_a.py"]
     for name in ("tests/test_a.py", "tests/deep/test_b.py", "c.py"):
         assert (workspace / name).read_text() == "held out"
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Callable[..., Path]:
+    """A suite of tasks without a check, on a workspace of one file."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("a\n")
+
+    def write(**models: Any) -> Path:
+        tasks = [
+            {
+                "id": name,
+                "workspace": "work",
+                "task": {"task": "Do it.", "bounds": {"seconds": 2}},
+                "settings": {"model": {"name": model}},
+            }
+            for name, model in models.items()
+        ]
+        path = tmp_path / "quick.json"
+        path.write_text(json.dumps({"tasks": tasks}))
+        return path
+
+    return write
+
+
+def test_one_run_does_not_take_the_others_with_it(quick: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("turns: 5\n")
+    path = quick(
+        broken=f"scripted:{tmp_path}/broken.yaml",
+        hangs=script(tmp_path, "hangs", {"bash": {"command": "sleep 3.3"}}),
+        fine=script(tmp_path, "fine", SUBMIT),
+    )
+    os.mkfifo(tmp_path / "work" / "pipe")
+    report = run_suite(read_suite(path), tmp_path / "out")
+    outcomes = {run.task: run.facts and run.facts.outcome for run in report.runs}
+    assert outcomes == {"broken": None, "hangs": "limit:time", "fine": "unverified"}
+    assert "a script is a mapping with `turns`" in report.runs[0].problem
+    assert not (tmp_path / "out" / "runs" / "fine" / "1" / "workspace" / "pipe").exists()
+
+
+def test_what_a_suite_wrote_and_somebody_changed_is_named(quick: Callable[..., Path], tmp_path: Path) -> None:
+    path = quick(fine=script(tmp_path, "fine", SUBMIT))
+    out = tmp_path / "out"
+    run_suite(read_suite(path), out)
+    result = out / "runs" / "fine" / "1" / "result.json"
+    for text, said in (("garbage", "is damaged"), ("[]", "is damaged"), ("{}", "is no result of a run")):
+        result.write_text(text)
+        with pytest.raises(EndstopError, match=f"result.json {said}.*; remove it to "):
+            run_suite(read_suite(path), out)
+    result.unlink()
+    assert [run.problem for run in run_suite(read_suite(path), out).runs] == [""]
+    (out / "suite.json").write_text("[]")
+    with pytest.raises(EndstopError, match=r"suite\.json is damaged; remove it to begin anew"):
+        run_suite(read_suite(path), out)
+
+
+def test_runs_do_not_go_into_a_workspace(quick: Callable[..., Path], tmp_path: Path) -> None:
+    path = quick(fine=script(tmp_path, "fine", SUBMIT))
+    with pytest.raises(EndstopError, match=r"out must not lie in .*/work, the workspace of fine"):
+        run_suite(read_suite(path), tmp_path / "work" / "out")
+    assert [file.name for file in (tmp_path / "work").iterdir()] == ["a.txt"]
+
+
+def test_a_misspelled_key_is_named_before_the_one_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("tasks: [{id: a, workspace: ., tsk: {task: t}}]")
+    with pytest.raises(EndstopError, match=r"unknown key tasks\.0\.tsk; the nearest is tasks\.task\."):
+        read_suite(path)
+
+
+def _die(item: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def test_a_process_that_is_killed_is_said() -> None:
+    with pytest.raises(EndstopError, match="a process of the suite was killed, perhaps because the memory"):
+        list(run_all(_die, [1, 2], jobs=2))

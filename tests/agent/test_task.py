@@ -16,7 +16,7 @@ from endstop.protocol.errors import EndstopError
         ("", "holds no task"),
         ("- a", "holds no task"),
         ("task: [a]", "task: Input should be a valid string"),
-        ("task: x\nfoo: 1", "foo: Extra inputs are not permitted"),
+        ("task: x\nfoo: 1", "unknown key foo; the nearest is allow."),
         ("task: x\nverify: {timeout: .inf}", "verify.timeout: Input should be"),
         ("task: x\nverify: {timeout: .nan}", "verify.timeout: Input should be"),
         ("task: x\nbounds: {seconds: .inf}", "bounds.seconds: Input should be"),

@@ -113,4 +113,6 @@ def test_an_oracle_that_cannot_answer(tmp_path: Path) -> None:
         raise RequestRefused("the prompt is too long")
 
     ask, _ = oracle_of(tmp_path, [refuse])
-    assert ask(question="q") == ToolResult("The oracle cannot answer: the prompt is too long", ok=False)
+    assert ask(question="q") == ToolResult(
+        "The oracle cannot answer: the prompt is too long", ok=False, details={"oracle_call": 1}
+    )

@@ -19,6 +19,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
 from endstop.agent.mcp import McpServer, McpTools, read_servers
+from endstop.agent.mcp_result import arguments_check
 from endstop.agent.tool import ToolResult, call_tool
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.toolcalls import ToolCall
@@ -272,3 +273,36 @@ def test_sizes_of_what_is_not_shown() -> None:
 
     for length in range(10):
         assert _size(base64.b64encode(b"x" * length).decode()) == length
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://127.0.0.1:1/x"},
+        {"$ref": "#"},
+        {"type": "nothing"},
+        {"properties": 5},
+        {"properties": {"a": {"pattern": "("}}},
+        {"properties": {"a": {"multipleOf": 0.1}}},
+        {"$schema": 5, "required": ["b"]},
+        {"$schema": ["x"], "required": ["b"]},
+    ],
+)
+def test_a_schema_that_is_none_lets_everything_through(schema: dict[str, Any]) -> None:
+    given = {"a": 10**400}
+    assert arguments_check(schema)(given) == given
+
+
+def test_a_secret_that_no_header_can_hold_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"Authorization": "Bearer ${A_TOKEN}"}
+    server = McpServer(name="x", url="http://127.0.0.1:1/mcp", headers=headers)
+    for value in ("tok-hunter2\ntok-hunter2", "tok-hunter2\u00e9"):
+        monkeypatch.setenv("A_TOKEN", value)
+        with pytest.raises(EndstopError, match="the header Authorization holds what no header can") as error:
+            McpTools([server]).__enter__()
+        assert "hunter2" not in str(error.value)
+    monkeypatch.setenv("A_TOKEN", "tok-hunter2\r\n")
+    with pytest.raises(EndstopError, match="MCP server x cannot be opened: ") as error:
+        McpTools([server]).__enter__()
+    assert "hunter2" not in str(error.value)

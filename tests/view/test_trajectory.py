@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -160,3 +161,41 @@ def test_other_files_are_refused(data: Any, said: str) -> None:
 
 def test_it_is_read_from_json() -> None:
     assert view_of(json.loads(json.dumps(trajectory()))).task.startswith("Fix add()")
+
+
+def test_only_lines_of_content_are_marked_in_a_difference() -> None:
+    data = trajectory()
+    data["outcome"]["diff"] = (
+        "diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n--- gone\n+++ come\n"
+        " stays\n"
+        "diff --git a/y b/y\ndeleted file mode 100644\n--- a/y\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n"
+    )
+    html = trajectory_html(view_of(data))
+    shown = html[html.index("diff --git a/x") :]
+    assert shown[: shown.index("</pre>")].split("\n") == [
+        "diff --git a/x b/x",
+        "index 1..2 100644",
+        "--- a/x",
+        "+++ b/x",
+        "@@ -1,2 +1,2 @@",
+        "<del>--- gone</del>",
+        "<ins>+++ come</ins>",
+        " stays",
+        "diff --git a/y b/y",
+        "deleted file mode 100644",
+        "--- a/y",
+        "+++ /dev/null",
+        "@@ -1 +0,0 @@",
+        "<del>-y</del>",
+    ]
+
+
+def test_a_long_run_is_shown_in_time() -> None:
+    data = trajectory()
+    for message in data["messages"]:
+        if message["role"] == "tool":
+            message["content"] = "a line of output\n" * 100_000
+    started = time.monotonic()
+    assert len(lines(data, whole=True)) > 400_000
+    assert len(trajectory_html(view_of(data))) > 4_000_000
+    assert time.monotonic() - started < 30

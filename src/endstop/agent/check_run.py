@@ -35,6 +35,7 @@ _CAUSES: Mapping[str, str] = {
     "killed": "a signal ended it",
     "start": "it could not be started",
 }
+NOT_STARTED = _CAUSES["start"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def read_request(path: Path) -> tuple[Request, str]:
     The agent owns the file: a link, a device, or more than 64 KiB is not read.
     """
     try:
-        data = _read(path)
+        data = read_regular(path, SIZE_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         return Request(), ""
     except OSError as error:
@@ -61,14 +61,15 @@ def read_request(path: Path) -> tuple[Request, str]:
         return Request(), f"{path.name} is not used: {where + ': ' if where else ''}{first['msg']}."
 
 
-def _read(path: Path) -> bytes:
+def read_regular(path: Path, limit: int) -> bytes:
+    """A file that somebody else may have put there: no link, no device, no more than `limit` bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        data = stream.read(SIZE_LIMIT + 1)
-    if len(data) > SIZE_LIMIT:
-        raise OSError(errno.EFBIG, f"it is larger than {SIZE_LIMIT} bytes")
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit} bytes")
     return data
 
 

@@ -37,10 +37,17 @@ def _with_joblib(
 ) -> Iterator[tuple[int, Result]]:
     try:
         from joblib import Parallel, delayed
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
     except ModuleNotFoundError as error:
         raise EndstopError("Several jobs need joblib: pip install 'endstop[agent]'.") from error
     parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch="all")
-    yield from parallel(delayed(_numbered)(function, place, item) for place, item in enumerate(items))
+    try:
+        yield from parallel(delayed(_numbered)(function, place, item) for place, item in enumerate(items))
+    except TerminatedWorkerError as error:
+        raise EndstopError(
+            "a process of the suite was killed, perhaps because the memory was full; the same command "
+            "goes on with what is missing, --jobs 1 needs least."
+        ) from error
 
 
 def _with_ray(

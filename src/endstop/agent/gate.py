@@ -15,15 +15,19 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from endstop.agent import refusals
 from endstop.agent.checklist import Checklist, ItemStatus
 from endstop.agent.decisions import Decision, End, NoticeCode, Refusal, RefusalCode, Verdict
+from endstop.agent.reading import first_fault
 from endstop.agent.refusals import Finding
 from endstop.agent.task import Task
 from endstop.outcomes import AgentOutcome
+from endstop.protocol.errors import EndstopError
 
 
 class Snapshots(Protocol):
@@ -93,12 +97,11 @@ class GateState:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GateState:
-        known = {item.name for item in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values["findings"] = {
-            tree: Finding.from_dict(finding) for tree, finding in values.get("findings", {}).items()
-        }
-        return cls(**values)
+        """Raises EndstopError for what was not made by `to_dict`."""
+        try:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            raise EndstopError(f"the saved state of the gate is damaged: {first_fault(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from endstop.agent.decisions import Decision, Refusal
-from endstop.agent.evidence_file import Request, how_to_ask, read_request
+from endstop.agent.evidence_file import Request, how_to_ask, read_regular, read_request
 from endstop.agent.gate import Gate, GateState, Verifies
 from endstop.agent.hooks import Answer, HookEvent
 from endstop.agent.protected import Protected
+from endstop.agent.reading import first_fault
 from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
 from endstop.agent.verification import Verification
@@ -38,6 +41,7 @@ from endstop.sandbox.settings import SandboxSettings
 Loader = Callable[[], tuple[Task, str]]
 VERSION = 1
 HISTORY_LIMIT = 100
+_SESSION_LIMIT = 64 << 20
 
 
 @dataclass
@@ -107,7 +111,9 @@ class Guard:
             before = self._load(event.session)
             if before is None or anew:
                 session = self._new(event.session, load, from_start=True)
-                session.history = [] if before is None else [*before.history, {"baseline_anew": time.time()}]
+                if before is not None:
+                    anew_at = {"baseline_anew": time.time()}
+                    session.history = [*before.history, anew_at][-HISTORY_LIMIT:]
             else:
                 session = before
             has_ended = session.gate["outcome"] is not None and not event.compacted
@@ -312,14 +318,27 @@ def _ask(gate: Gate, request: Request) -> Decision:
 
 
 def _read(file: Path) -> Session | None:
-    """A saved session; None where there is none. Raises EndstopError for one of another version."""
+    """A saved session; None where there is none. Raises EndstopError for one of another version, and for what
+    this program has not written."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(file, _SESSION_LIMIT))
+        if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
+            raise EndstopError("it is of another version of endstop")
+        session = TypeAdapter(Session).validate_python(data)
+        GateState.from_dict(session.gate)
+        Task.model_validate(session.task)
+        if session.verify is not None:
+            VerifySettings.model_validate(session.verify)
+        return session
     except FileNotFoundError:
         return None
-    if data.get("version") != VERSION:
-        raise EndstopError(f"{file} is of another version of endstop; remove it to begin anew")
-    return Session(**data)
+    except ValidationError as error:
+        why = first_fault(error)
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (EndstopError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise EndstopError(f"{file} cannot be used: {why}; remove it to begin anew")
 
 
 def _notes(session: Session, load: Loader) -> list[str]:
@@ -352,7 +371,7 @@ def _released(outcome: AgentOutcome) -> Answer:
 
 
 def _key(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def summary(session: Session) -> dict[str, Any]:

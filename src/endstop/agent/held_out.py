@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +49,7 @@ def solved_by(held_out: HeldOut, workspace: Path, place: Path, settings: AgentSe
         raise EndstopError(f"the held-out tests {held_out.files} are no directory.")
     shutil.rmtree(place, ignore_errors=True)
     copy = place / "workspace"
-    shutil.copytree(workspace, copy, symlinks=True)
+    copy_workspace(workspace, copy)
     lay_over(held_out.files, copy)
     wanted = VerifySettings(
         command=held_out.command, verifier=held_out.verifier, timeout=held_out.timeout, reruns=0
@@ -63,6 +65,23 @@ def solved_by(held_out: HeldOut, workspace: Path, place: Path, settings: AgentSe
         return verification.verify(tree).passed
     except EndstopError:
         return False  # no test ran: what the run left cannot even be loaded
+
+
+def copy_workspace(source: Path, target: Path) -> None:
+    """All of a workspace but pipes, sockets and devices."""
+
+    def special(directory: str, names: list[str]) -> set[str]:
+        kinds = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
+        plain = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+        return {name for name, mode in kinds.items() if not any(kind(mode) for kind in plain)}
+
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=special)
+    except shutil.Error as error:
+        path, _, why = error.args[0][0]
+        raise EndstopError(f"the workspace {source} cannot be copied: {path}: {why}.") from error
+    except OSError as error:
+        raise EndstopError(f"the workspace {source} cannot be copied: {error.strerror}.") from error
 
 
 def lay_over(files: Path, workspace: Path) -> None:

@@ -85,7 +85,7 @@ def read_event(form: HookFormat, text: str, environment: Mapping[str, str]) -> H
     # Cursor on Windows begins with a byte-order mark.
     try:
         data = json.loads(text.lstrip("\ufeff"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndstopError(f"stdin is no JSON of a {form} hook: {error}") from None
     if not isinstance(data, dict):
         raise EndstopError(f"stdin is no JSON object of a {form} hook")
@@ -101,6 +101,8 @@ def read_event(form: HookFormat, text: str, environment: Mapping[str, str]) -> H
     if not place and isinstance(roots, list) and roots and isinstance(roots[0], str):
         place = roots[0]
     place = place or _text(data, "cwd")
+    if "\0" in place:
+        raise EndstopError(f"stdin is no event of a {form} hook: its directory holds a NUL character")
     return HookEvent(
         kind=_KINDS.get(name.lower(), "other"),
         name=name,

@@ -102,9 +102,11 @@ class Agent:
                 step=self.trajectory.steps,
                 clock=self.clock,
             )
-        except WindowFull:
-            # The server has said what nobody had named before: this prompt is more than its window holds.
-            self.budget.window = self.budget.count(prompt, self.definitions)
+        except WindowFull as full:
+            # The server has said what nobody had named before. At the second time its word is no help, and
+            # this prompt is more than the window holds.
+            said = None if full.window == self.budget.window else full.window
+            self.budget.window = said or self.budget.count(prompt, self.definitions)
             return None
         message = self.trajectory.add_turn(turn)
         self.trajectory.spend(turn.cost)

@@ -230,7 +230,14 @@ class _Connection:
             return start
         assert server.url is not None
         url = self._filled(server.url)
-        headers = {name: self._filled(text) for name, text in server.headers.items()}
+        headers = {name: self._filled(text).strip() for name, text in server.headers.items()}
+        for name, text in headers.items():
+            if not text.isascii() or not text.isprintable():
+                # The text is not shown: it may be a secret.
+                raise EndstopError(
+                    f"MCP server {server.name}: the header {name} holds what no header can: "
+                    "only printable ASCII."
+                )
 
         async def reach(stack: AsyncExitStack) -> Any:
             import httpx2
@@ -318,4 +325,6 @@ def _reason(error: BaseException) -> str:
     """The innermost cause: the SDK wraps errors in groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,17 +25,25 @@ def arguments_check(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], 
 
     def check(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         import jsonschema
-        import referencing
+        import referencing.exceptions
 
+        newest = jsonschema.Draft202012Validator
+        dialect = schema if isinstance(schema.get("$schema", ""), str) else {}
         try:
-            kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+            kind = jsonschema.validators.validator_for(dialect, default=newest)
             kind.check_schema(schema)
             # An empty registry: nothing is fetched for a reference.
             validator = kind(schema, registry=referencing.Registry())
             errors = sorted(
                 validator.iter_errors(dict(arguments)), key=lambda error: list(map(str, error.path))
             )
-        except Exception:
+        except (
+            jsonschema.SchemaError,
+            referencing.exceptions.Unresolvable,
+            RecursionError,  # a reference to itself
+            OverflowError,  # a number that its arithmetic cannot hold
+            re.error,
+        ):
             return arguments
         if errors:
             raise BadArguments([line for error in errors[:_SHOWN_FAULTS] for line in _faults(error, schema)])

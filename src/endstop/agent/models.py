@@ -32,6 +32,9 @@ ModelKind = Literal["engine", "endpoint", "scripted"]
 _TOO_LONG = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long", re.I
 )
+# How long their window is, and the prompt without the answer.
+_WINDOW = re.compile(r"maximum context length (?:is|of) (\d{2,9})\b", re.I)
+_PROMPT = re.compile(r"\b(\d{1,9}) (?:input tokens|in the messages|in your prompt)", re.I)
 
 
 class ModelFailed(EndstopError):
@@ -39,7 +42,15 @@ class ModelFailed(EndstopError):
 
 
 class WindowFull(EndstopError):
-    """The server says that the prompt is longer than its window."""
+    """The server says that the prompt, with the tokens for its answer, is longer than its window.
+
+    `window`: how long that is, where the server says so.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        found = _WINDOW.search(text)
+        self.window = int(found[1]) if found else None
 
 
 @dataclass(slots=True)
@@ -105,6 +116,9 @@ class AgentModel:
             except EndstopError as error:
                 problem = str(error)
                 if isinstance(error, RequestRefused) and _TOO_LONG.search(problem):
+                    counted = _PROMPT.search(problem)
+                    if counted and isinstance(self.count, Estimate):
+                        self.count.learn(prompt, tools, int(counted[1]))
                     raise WindowFull(problem) from error
                 continue
             output = result.outputs[0]
@@ -154,12 +168,17 @@ def open_model(settings: ModelSettings, *, answered: int = 0) -> AgentModel:
 
 
 def api_key(name: str | None) -> str | None:
-    """The value of the environment variable `name`. Raises EndstopError where it is not set."""
+    """The value of the environment variable `name`. Raises EndstopError where it is not set, or is no key."""
     if name is None:
         return None
-    value = os.environ.get(name, "")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        # Not shown: perhaps it is the key.
+        raise EndstopError("model.api_key_env takes the name of a variable, not the key itself.")
+    value = os.environ.get(name, "").strip()
     if not value:
         raise EndstopError(f"the environment variable {name}, which should hold the key, is not set.")
+    if not value.isascii() or not value.isprintable():
+        raise EndstopError(f"the key in {name} holds characters that no header can: only printable ASCII.")
     return value
 
 

@@ -141,7 +141,8 @@ class ObjectStore:
                     given += len(piece)
                     yield piece
         except (OSError, zlib.error, ValueError, IndexError) as error:
-            raise EndstopError(f"the kept file {path} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise EndstopError(f"the kept file {path} cannot be read: {why}") from error
         if given != wanted:
             raise EndstopError(f"the kept file {path} is cut off: {given} of {wanted} bytes")
 

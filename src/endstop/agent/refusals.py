@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from endstop.agent.checklist import ItemStatus
 from endstop.agent.decisions import RefusalCode, Verdict, VerifierRun
@@ -80,10 +79,6 @@ class Finding:
             runs=_counted(verdict),
             seconds=verdict.seconds,
         )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Finding:
-        return cls(**{**data, "details": tuple(data["details"])})
 
     @property
     def passed(self) -> bool:

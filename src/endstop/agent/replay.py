@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from endstop.agent.loop import ANSWERED
-from endstop.agent.models import AgentModel
+from endstop.agent.models import AgentModel, ModelFailed
 from endstop.agent.result import AgentResult
 from endstop.agent.run import Person, run_agent
 from endstop.agent.settings import make_settings, merged
 from endstop.agent.trajectory import Trajectory
 from endstop.agent.tree import Trees
 from endstop.outcomes import AgentOutcome
-from endstop.protocol.errors import EndstopError
 from endstop.protocol.toolcalls import ToolCall
 from endstop.testing import Reply, ScriptedChat
 
@@ -125,7 +124,7 @@ def _recorded_person(trajectory: Trajectory) -> Person:
 
 
 def _over(messages: Sequence[Mapping[str, Any]]) -> str:
-    raise EndstopError("the recorded turns are over")
+    raise ModelFailed("the recorded turns are over")
 
 
 def _shown(decision: tuple[tuple[int, str], ...]) -> str:

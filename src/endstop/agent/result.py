@@ -9,10 +9,12 @@ from typing import Any
 from endstop.agent.decisions import End
 from endstop.agent.gate import Gate
 from endstop.agent.trajectory import Trajectory, storable
+from endstop.agent.tree import Trees, shown
 from endstop.agent.workplace import Workplace
 from endstop.outcomes import EXIT_CODES, AgentOutcome
 
 _DIFF_CHARACTERS = 100_000
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,17 @@ class AgentResult:
         return plain
 
 
+def _left_out(trees: Trees) -> tuple[str, ...]:
+    """What no tree holds, and so no check has seen."""
+    told = [f"{shown(path)} ({why})" for path, why in sorted(trees.left_out.items())]
+    if not told:
+        return ()
+    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return (f"not looked at, neither by the check nor in the diff: {', '.join(told[:_NAMED])}{more}",)
+
+
 def make_result(trajectory: Trajectory, place: Workplace, gate: Gate, end: End) -> AgentResult:
     """Make the result, and close the record with it."""
-    place.bring_back()
     state, trees = gate.state, place.trees
     tree = trees.snapshot()
     best = state.best_verified_tree
@@ -90,7 +100,7 @@ def make_result(trajectory: Trajectory, place: Workplace, gate: Gate, end: End) 
         changed=tuple(trees.changed(trajectory.baseline, tree)),
         opened=tuple(state.openings),
         unprotected=place.task.dependencies,
-        notes=place.notes,
+        notes=(*place.notes, *_left_out(trees)),
         warnings=tuple(detail for detail in end.details if detail == "EMPTY_DIFF"),
         refusals=state.refusals,
         gate_runs=state.gate_runs,

@@ -65,7 +65,7 @@ def run_agent(
     state = _state_directory(settings.state, identity, workspace)
     if (state / "trajectory.json").exists():
         raise EndstopError(f"{state} already holds a run; resume it, or name another directory.")
-    with _locked(state), _model(settings, model, 0) as opened:
+    with _locked(state), _alone_in(workspace), _model(settings, model, 0) as opened:
         values = (*secret_values(settings), *opened.secrets)
         trajectory = Trajectory(
             state / "trajectory.json",
@@ -116,16 +116,16 @@ def resume_agent(
         before = (trajectory.outcome or {}).get("outcome")
         if before is not None and before not in RESUMABLE:
             raise EndstopError(f"the run {trajectory.id} has ended as {before}, and that is final.")
-        with _model(settings, model, trajectory.steps) as opened:
+        workspace = Path(trajectory.workspace)
+        with _alone_in(workspace), _model(settings, model, trajectory.steps) as opened:
             trajectory.secrets = (*secret_values(settings), *opened.secrets)
             trajectory.watch = watch or trajectory.watch
             trajectory.task = settings.task.model_dump(mode="json")
             trajectory.settings = settings.model_dump(mode="json", exclude={"task", "state"})
             trajectory.model = opened.describe()
-            workspace = Path(trajectory.workspace)
             with (
                 open_workplace(settings, workspace, state, trajectory, trajectory.watch) as place,
-                open_tools(settings, place, extra_tools) as tools,
+                open_tools(settings, place, extra_tools, asked=_asked_of_the_oracle(trajectory)) as tools,
             ):
                 _take_up(trajectory, place, before, answer, person)
                 return _go_on(trajectory, settings, place, opened, tools, person)
@@ -158,6 +158,8 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
     trajectory.say("system", system, "system")
     text = render("task", settings.prompts.task, task=task.task.strip(), checklist=list(task.checklist))
     trajectory.say("user", text, "task")
+    # A fault of this one would be found in the middle of the run.
+    render("compaction", settings.prompts.compaction, done=[], state="the state")
     trajectory.save()
 
 
@@ -237,6 +239,7 @@ def _go_on(
     )
     try:
         end = _ended(trajectory) or agent.run()
+        place.bring_back()
     except Exception as error:
         # Whatever happens next: the record says that this run has failed, and can be resumed.
         gate.state.outcome = "error"
@@ -249,7 +252,17 @@ def _go_on(
         if not isinstance(error, EndstopError):
             raise
         end = End("error", str(error))
+        with contextlib.suppress(EndstopError):
+            place.bring_back()
     return make_result(trajectory, place, gate, end)
+
+
+def _asked_of_the_oracle(trajectory: Trajectory) -> int:
+    """Calls that it was asked in, or may have been when the run was killed."""
+    metas = [message["meta"] for message in trajectory.messages if message.get("name") == "oracle"]
+    told = [meta for meta in metas if "oracle_call" in meta.get("details", {}) or meta.get("interrupted")]
+    begun = [call for call in trajectory.open_calls() if call["function"]["name"] == "oracle"]
+    return len(told) + len(begun)
 
 
 def _must_be_whole(data: Any, name: str = "") -> None:
@@ -290,9 +303,16 @@ def _state_directory(wanted: Path | None, identity: str, workspace: Path) -> Pat
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     state = (wanted or Path(base) / "endstop" / "agent" / identity).resolve()
     if state.is_relative_to(workspace):
-        raise EndstopError(f"the state directory {state} must not lie in the workspace {workspace}.")
+        raise EndstopError(
+            f"the state directory {state} must not lie in the workspace {workspace}; name another (--state)."
+        )
+    if workspace.is_relative_to(state):
+        raise EndstopError(f"the workspace {workspace} must not lie in the state directory {state}.")
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there under the names of a run would be written over, a copy of the workspace removed.
+        if not (state / "lock").exists() and any(state.iterdir()):
+            raise EndstopError(f"the state directory {state} holds other files; name a new or an empty one.")
     except OSError as error:
         raise EndstopError(f"the state directory {state} cannot be made: {error.strerror}.") from error
     return state
@@ -312,3 +332,26 @@ def _locked(state: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def _alone_in(workspace: Path) -> Iterator[None]:
+    """One run at a time works in a workspace: of two, each would be judged by what the other one writes."""
+    import fcntl
+
+    try:
+        descriptor = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise EndstopError(f"the workspace {workspace} cannot be opened: {error.strerror}.") from error
+    try:
+        # Where a file system has no locks there is none.
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise EndstopError(
+                    f"another run works in {workspace}; wait for its end, or give this one a copy."
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from endstop.agent.settings import read_mapping
+from endstop.agent.reading import read_mapping
 from endstop.outcomes import StopKind
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.toolcalls import ToolCall

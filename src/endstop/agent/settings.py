@@ -5,16 +5,16 @@ Precedence, from strong to weak: flags, `-c key=value`, the task file, the setti
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from endstop.agent.task import Task
+from endstop.agent.reading import nearest, read_yaml, validation_sentence
+from endstop.agent.task import Seconds, Strict, Task
 from endstop.agent.virtualenv import find_virtualenv
 from endstop.protocol.errors import EndstopError
 from endstop.protocol.params import FIELD_NAMES
@@ -23,11 +23,7 @@ SCRIPTED = "scripted:"
 ToolCalls = Literal["auto", "native", "text"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Price(_Strict):
+class Price(Strict):
     """In any one currency, for a million tokens. `cached` None: like `input`."""
 
     input: Annotated[float, Field(ge=0)] = 0.0
@@ -35,7 +31,7 @@ class Price(_Strict):
     cached: Annotated[float, Field(ge=0)] | None = None
 
 
-class ModelSettings(_Strict):
+class ModelSettings(Strict):
     """Which model, and how it is asked.
 
     Attributes:
@@ -73,7 +69,18 @@ class ModelSettings(_Strict):
     offline: bool | None = None
     accepts: tuple[str, ...] = ()
     extra_body: Mapping[str, Any] = Field(default_factory=dict)
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Seconds = 600.0
+
+    @field_validator("base_url")
+    @classmethod
+    def _an_address(cls, url: str | None) -> str | None:
+        try:
+            whole = url is None or (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ValueError("has to be an address such as http://localhost:8000/v1")
+        return url
 
     @field_validator("sampling")
     @classmethod
@@ -81,11 +88,11 @@ class ModelSettings(_Strict):
         own = {"n", "max_tokens", "max_time", "trace"}
         for name in values:
             if name in own or name not in FIELD_NAMES:
-                raise ValueError(f"has no {name!r}; the nearest is {_nearest(name, FIELD_NAMES - own)!r}")
+                raise ValueError(f"has no {name!r}; the nearest is {nearest(name, FIELD_NAMES - own)!r}")
         return values
 
 
-class SandboxSection(_Strict):
+class SandboxSection(Strict):
     """Where commands run.
 
     Attributes:
@@ -109,14 +116,14 @@ class SandboxSection(_Strict):
     environment: Mapping[str, str] = Field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     allow_secrets: tuple[str, ...] = ()
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: Seconds | None = None
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
     processes: Annotated[int, Field(gt=0)] | None = None
     file_bytes: Annotated[int, Field(gt=0)] | None = None
     tmp_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
-class ContextSettings(_Strict):
+class ContextSettings(Strict):
     """How the window is used.
 
     Attributes:
@@ -132,7 +139,7 @@ class ContextSettings(_Strict):
     answer: Annotated[int, Field(ge=16)] = 256
 
 
-class PromptSettings(_Strict):
+class PromptSettings(Strict):
     """Jinja templates in place of the built-in ones; paths."""
 
     system: Path | None = None
@@ -140,7 +147,7 @@ class PromptSettings(_Strict):
     compaction: Path | None = None
 
 
-class ToolSettings(_Strict):
+class ToolSettings(Strict):
     """Which tools the model has.
 
     Attributes:
@@ -157,7 +164,7 @@ class ToolSettings(_Strict):
     oracle_calls: Annotated[int, Field(ge=0)] = 5
 
 
-class AgentSettings(_Strict):
+class AgentSettings(Strict):
     """Everything about a run but the workspace.
 
     Attributes:
@@ -235,31 +242,17 @@ def _only(whole: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """A settings or task file: TOML by its ending, else YAML (which JSON is too)."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EndstopError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise EndstopError(f"{path} cannot be read: it is no text in UTF-8.") from error
-    try:
-        data = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
-    except ValueError as error:
-        raise EndstopError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise EndstopError(f"{path} must hold a mapping of settings, got {type(data).__name__}.")
-    return data
-
-
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings key by key; anything else of `over` replaces what `base` has."""
+    """Mappings key by key; anything else of `over` replaces what `base` has.
+
+    Raises EndstopError where `base` has something else in the place of a mapping.
+    """
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
+        if isinstance(value, Mapping) and below is not None:
+            if not isinstance(below, Mapping):
+                raise EndstopError(f"{key} must be a mapping, got {below!r}.")
             result[key] = merged(below, value)
         else:
             result[key] = value
@@ -292,49 +285,3 @@ def make_settings(data: Mapping[str, Any], source: str = "the settings") -> Agen
         return AgentSettings.model_validate(dict(data))
     except ValidationError as error:
         raise EndstopError(f"{source}: {validation_sentence(error, AgentSettings)}") from error
-
-
-def validation_sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first fault that pydantic found, as a sentence."""
-    fault = error.errors()[0]
-    name = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {name}; the nearest is {_nearest(name, names_of(model))}."
-    if fault["type"] == "missing":
-        return f"{name} is missing."
-    text = fault["msg"].removeprefix("Value error, ")
-    return f"{name} {text}." if text.startswith("has ") else f"{name}: {text}, got {fault['input']!r}."
-
-
-def names_of(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The dotted names of all settings."""
-    names = []
-    for name, field in model.model_fields.items():
-        names.append(prefix + name)
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += names_of(kind, f"{prefix}{name}.")
-    return names
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The name that is spelled most alike, those in the same place first."""
-    place, _, last = name.rpartition(".")
-
-    def likeness(candidate: str) -> float:
-        own_place, _, own = candidate.rpartition(".")
-        return difflib.SequenceMatcher(None, last, own).ratio() + 0.3 * (place == own_place)
-
-    return max(sorted(known), key=likeness)
-
-
-def read_yaml(text: str) -> Any:
-    """Raises ValueError for text that is no YAML."""
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise EndstopError("YAML needs a package: pip install 'endstop[agent]'.") from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from endstop.agent.executor import ExecutorName, run_all
-from endstop.agent.held_out import HeldOut, solved_by
+from endstop.agent.held_out import HeldOut, copy_workspace, solved_by
 from endstop.agent.measures import Measures, RunFacts, facts_of, measure
 from endstop.protocol.errors import EndstopError
 
 if TYPE_CHECKING:
     from endstop.agent.settings import AgentSettings
+
+logger = logging.getLogger(__name__)
 
 _Name = Annotated[str, Field(pattern=r"^[\w][\w.-]*$")]
 
@@ -117,14 +120,13 @@ class SuiteReport:
 
 def read_suite(path: Path) -> Suite:
     """Read a suite file (YAML, JSON or TOML). Raises EndstopError with one sentence for what does not fit."""
-    from endstop.agent.settings import anchored_part, read_mapping
+    from endstop.agent.reading import read_mapping, validation_sentence
+    from endstop.agent.settings import anchored_part
 
     try:
         suite = Suite.model_validate(read_mapping(path))
     except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(str(part) for part in fault["loc"])
-        raise EndstopError(f"{path}: {name}: {fault['msg']}.") from error
+        raise EndstopError(f"{path}: {validation_sentence(error, Suite)}") from error
     twice = [name for name, count in Counter(task.id for task in suite.tasks).items() if count > 1]
     if twice:
         raise EndstopError(f"{path}: two tasks have the id {twice[0]!r}; every task needs one of its own.")
@@ -152,6 +154,9 @@ def run_suite(
     `over`: settings over those of the suite and its tasks. Raises EndstopError where `out` holds runs of
     another suite or of other settings.
     """
+    for task in suite.tasks:
+        if out.resolve().is_relative_to(task.workspace.resolve()):
+            raise EndstopError(f"{out} must not lie in {task.workspace}, the workspace of {task.id}.")
     planned = _plan(suite, out, over or {}, repeat or suite.repeat)
     _claim(out, planned)
     done: dict[int, SuiteRun] = {}
@@ -185,7 +190,7 @@ def do_run(run: PlannedRun) -> SuiteRun:
                 resume_agent(state)
         else:
             shutil.rmtree(run.place, ignore_errors=True)
-            shutil.copytree(run.task.workspace, workspace, symlinks=True)
+            copy_workspace(run.task.workspace, workspace)
             run_agent(settings, workspace)
         trajectory = json.loads((state / "trajectory.json").read_text(encoding="utf-8"))
         if (trajectory["outcome"] or {}).get("outcome") == "interrupted":
@@ -196,6 +201,11 @@ def do_run(run: PlannedRun) -> SuiteRun:
         )
     except EndstopError as error:
         return SuiteRun(run.task.id, run.number, run.place, None, str(error))
+    except Exception as error:
+        # One run must not take the others with it.
+        logger.exception("%s, run %d", run.task.id, run.number)
+        problem = f"{type(error).__name__}: {error}"
+        return SuiteRun(run.task.id, run.number, run.place, None, problem)
     facts = facts_of(trajectory, task=run.task.id, solved=solved)
     _write(run.place / "result.json", facts.to_dict())
     return SuiteRun(run.task.id, run.number, run.place, facts)
@@ -218,7 +228,8 @@ def _plan(suite: Suite, out: Path, over: Mapping[str, Any], repeat: int) -> list
 
 
 def _settings(run: PlannedRun, state: Path) -> AgentSettings:
-    from endstop.agent.settings import make_settings, merged, read_mapping
+    from endstop.agent.reading import read_mapping
+    from endstop.agent.settings import make_settings, merged
 
     task = run.task.task if isinstance(run.task.task, dict) else read_mapping(run.task.task)
     data = merged({"task": task}, {**run.settings, "state": str(state), "interactive": False})
@@ -240,7 +251,7 @@ def _claim(out: Path, planned: Sequence[PlannedRun]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _write(path, {"fingerprint": own, "tasks": kinds})
-    elif json.loads(path.read_text(encoding="utf-8")).get("fingerprint") != own:
+    elif _written(path).get("fingerprint") != own:
         raise EndstopError(f"{out} holds runs of another suite or of other settings; name another directory.")
 
 
@@ -248,8 +259,22 @@ def _finished(run: PlannedRun) -> SuiteRun | None:
     path = run.place / "result.json"
     if not path.exists():
         return None
-    facts = RunFacts.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        facts = RunFacts.from_dict(_written(path))
+    except TypeError as error:
+        raise EndstopError(f"{path} is no result of a run; remove it to do the run again.") from error
     return SuiteRun(run.task.id, run.number, run.place, facts)
+
+
+def _written(path: Path) -> dict[str, Any]:
+    """What `_write` wrote. Raises EndstopError for anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EndstopError(f"{path} is damaged ({error}); remove it to begin anew.") from error
+    if not isinstance(data, dict):
+        raise EndstopError(f"{path} is damaged; remove it to begin anew.")
+    return data
 
 
 def _resolved(task: SuiteTask, folder: Path, path: Path) -> SuiteTask:

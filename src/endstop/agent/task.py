@@ -7,13 +7,32 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from endstop.agent.reading import read_mapping, validation_sentence
 from endstop.protocol.errors import EndstopError
 
 VerifierName = Literal["pytest", "unittest", "node", "jest", "vitest", "go", "cargo", "command"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Strict(BaseModel):
+    """Settings: no unknown key, and no number that is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _says_something(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it says nothing")
+    if "\0" in text:
+        raise ValueError("it holds a NUL character")
+    return text
+
+
+def _each_its_own(items: tuple[ChecklistItem, ...]) -> tuple[ChecklistItem, ...]:
+    ids = [item.id for item in items]
+    for item in ids:
+        if ids.count(item) > 1:
+            raise ValueError(f"two items have the id {item}, and each needs one of its own")
+    return items
 
 
 def _inner(path: str) -> str:
@@ -25,17 +44,18 @@ def _inner(path: str) -> str:
 
 # Inside of the workspace: what a task names is removed, bound or left out by the harness, on the host.
 InnerPath = Annotated[str, AfterValidator(_inner)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# As long as the system can wait.
+Seconds = Annotated[float, Field(gt=0, le=2_000_000)]
 
 
-class ChecklistItem(_Strict):
+class ChecklistItem(Strict):
     """One thing that must be so at the end. The model may only attach evidence to it, never tick it off."""
 
     id: Annotated[str, Field(min_length=1, pattern=r"^[\w.-]+$")]
     text: str = ""
 
 
-class VerifySettings(_Strict):
+class VerifySettings(Strict):
     """The project's own check.
 
     Attributes:
@@ -48,7 +68,7 @@ class VerifySettings(_Strict):
         report: for `command`: path, relative to the export, of a JUnit XML file that the command writes.
     """
 
-    command: str | None = None
+    command: Annotated[str, AfterValidator(_says_something)] | None = None
     verifier: VerifierName | None = None
     required: tuple[str, ...] = ()
     timeout: Seconds = 600.0
@@ -56,7 +76,7 @@ class VerifySettings(_Strict):
     report: InnerPath | None = None
 
 
-class Bounds(_Strict):
+class Bounds(Strict):
     """When a run ends in spite of the model.
 
     Attributes:
@@ -76,7 +96,7 @@ class Bounds(_Strict):
     cost: Annotated[float, Field(gt=0)] | None = None
 
 
-class Task(_Strict):
+class Task(Strict):
     """A task file.
 
     Attributes:
@@ -88,9 +108,9 @@ class Task(_Strict):
             fingerprint.
     """
 
-    task: str
+    task: Annotated[str, AfterValidator(_says_something)]
     verify: VerifySettings = VerifySettings()
-    checklist: tuple[ChecklistItem, ...] = ()
+    checklist: Annotated[tuple[ChecklistItem, ...], AfterValidator(_each_its_own)] = ()
     protected: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     dependencies: tuple[InnerPath, ...] = ()
@@ -100,19 +120,12 @@ class Task(_Strict):
 
 def load_task(path: Path) -> Task:
     """Read a task file. Raises EndstopError for one that cannot be read or does not fit."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EndstopError(f"there is no task file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise EndstopError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
+    if not path.exists():
+        raise EndstopError(f"there is no task file {path}")
+    data = read_mapping(path, "task")
+    if not data:
         raise EndstopError(f"{path} holds no task: it must be a mapping with a key task")
     try:
         return Task.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EndstopError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise EndstopError(f"{path}: {validation_sentence(error, Task)}") from error

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Bytes of a result that the model is shown; the middle of more is left out.
 OUTPUT_BYTES = 32_768
+# Of what is said about a call that does not fit.
+_LONGEST_FAULT = 4000
 # What OpenAI-compatible servers take as a name.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -185,7 +187,10 @@ def call_tool(tools: Sequence[Tool], call: ToolCall) -> ToolResult:
 
 
 def bad_call(text: str) -> ToolResult:
-    return ToolResult(f"BAD_CALL: {text}", ok=False, code="BAD_CALL")
+    """`text` may quote the model, and is bounded for that."""
+    from endstop.agent.signature import bounded
+
+    return ToolResult(bounded(f"BAD_CALL: {text}", _LONGEST_FAULT), ok=False, code="BAD_CALL")
 
 
 def bad_arguments(name: str, error: BadArguments) -> ToolResult:
@@ -219,11 +224,11 @@ def _read_arguments(text: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{twice} is given twice")
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise ValueError(f"{key} is given twice")
+        members[key] = value
     return members
 
 

@@ -25,10 +25,13 @@ _NEEDED = frozenset({"submit", "give_up"})
 
 
 @contextlib.contextmanager
-def open_tools(settings: AgentSettings, place: Workplace, extra: Sequence[Tool] = ()) -> Iterator[list[Tool]]:
+def open_tools(
+    settings: AgentSettings, place: Workplace, extra: Sequence[Tool] = (), *, asked: int = 0
+) -> Iterator[list[Tool]]:
     """Open what the settings name, and close it behind the run.
 
-    Raises EndstopError for a server or a file that cannot be opened, and for two tools of one name.
+    `asked`: how often the oracle was, in a run that goes on. Raises EndstopError for a server or a file that
+    cannot be opened, and for two tools of one name.
     """
     from endstop.agent.tools import ToolContext, standard_tools
     from endstop.agent.tools.own import load_tools
@@ -51,7 +54,7 @@ def open_tools(settings: AgentSettings, place: Workplace, extra: Sequence[Tool] 
     tools = [tool for tool in tools if tool.name not in wanted.leave_out]
     with contextlib.ExitStack() as stack:
         if wanted.oracle is not None:
-            tools.append(_oracle(settings, place, context, stack))
+            tools.append(_oracle(settings, place, context, stack, asked))
         for path in wanted.modules:
             tools += load_tools(path)
         tools += extra
@@ -82,12 +85,12 @@ def _cost(tools: Sequence[Tool], model: ModelSettings) -> str:
 
 
 def _oracle(
-    settings: AgentSettings, place: Workplace, context: ToolContext, stack: contextlib.ExitStack
+    settings: AgentSettings, place: Workplace, context: ToolContext, stack: contextlib.ExitStack, asked: int
 ) -> Tool:
     from endstop.agent.tools.oracle import Situation, oracle_tool
 
     assert settings.tools.oracle is not None
-    model = open_model(settings.tools.oracle)
+    model = open_model(settings.tools.oracle, answered=asked)
     stack.callback(model.generator.close)
 
     def situation() -> Situation:
@@ -107,6 +110,7 @@ def _oracle(
         situation,
         context,
         max_calls=settings.tools.oracle_calls,
+        asked=asked,
         params=model.params.replace(max_tokens=min(2048, model.max_tokens), trace=False),
         on_usage=pay,
     )

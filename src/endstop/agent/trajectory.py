@@ -190,16 +190,21 @@ class Trajectory:
         return cast(dict[str, Any], self._clean(data))
 
     def save(self) -> None:
-        """Write the file whole: after this it survives kill -9 and a power cut."""
+        """Write the file whole: after this it survives kill -9 and a power cut. Raises EndstopError where it
+        cannot be written; what was saved before is as it was."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)
         part = self.path.with_name(f"{self.path.name}.part")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
-        with _opened_directory(self.path.parent) as directory:
-            os.fsync(directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            with open(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path)
+            with _opened_directory(self.path.parent) as directory:
+                os.fsync(directory)
+        except OSError as error:
+            raise EndstopError(f"the record {self.path} cannot be written: {error.strerror}.") from error
 
     @classmethod
     def load(cls, path: Path, secrets: Sequence[str] = ()) -> Trajectory:
@@ -210,7 +215,7 @@ class Trajectory:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise EndstopError(f"there is no run at {path}: {error.strerror}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EndstopError(f"{path} cannot be read as a trajectory: {error}.") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise EndstopError(f"{path} is not a trajectory: it does not say format {FORMAT!r}.")
@@ -223,7 +228,65 @@ class Trajectory:
         if missing:
             raise EndstopError(f"{path} is a broken trajectory: it has no {min(missing)!r}.")
         values = {name: data[name] for name in names if name in data}
+        wrong = _misshapen(values)
+        if wrong:
+            raise EndstopError(f"{path} is a broken trajectory, perhaps edited by hand: {wrong}.")
         return cls(path=path, secrets=tuple(secrets), **values)
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "workspace", "created", "baseline"), (str,)),
+    **dict.fromkeys(("task", "model", "sandbox", "settings", "gate"), (dict,)),
+    **dict.fromkeys(("tools", "messages", "resumed"), (list,)),
+    **dict.fromkeys(("verification", "outcome"), (dict, type(None))),
+    **dict.fromkeys(("seconds", "cost"), (int, float)),
+}
+
+
+def _misshapen(values: Mapping[str, Any]) -> str:
+    """What in a record is not of the form that the loop relies on, "" where all is. Long records are read at
+    every resumption, so this is no schema."""
+    for name, value in values.items():
+        if not isinstance(value, _KINDS[name]):
+            return f"{name} is {_type_of(value)}"
+    if not values["messages"]:
+        return "it has no messages"
+    for number, message in enumerate(values["messages"]):
+        wrong = "it is no object" if not isinstance(message, dict) else _misshapen_message(message)
+        if wrong:
+            return f"message {number}: {wrong}"
+    return ""
+
+
+def _misshapen_message(message: Mapping[str, Any]) -> str:
+    role, meta, calls = (message.get(name) for name in ("role", "meta", "tool_calls"))
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(message.get("content"), str):
+        return "it has no role that is known, or no text"
+    if not isinstance(meta, dict) or not isinstance(meta.get("step"), int):
+        return "its meta has no step"
+    decision = meta.get("decision")
+    if decision is not None:
+        parts = isinstance(decision, dict) and [decision.get(name) for name in ("type", "code", "message")]
+        if not parts or not all(isinstance(part, str) for part in parts) or "details" not in decision:
+            return "its decision is none"
+    if role == "assistant" and not isinstance(meta.get("usage"), dict):
+        return "its meta has no usage"
+    if role == "tool" and not all(isinstance(message.get(name), str) for name in ("name", "tool_call_id")):
+        return "it answers no call"
+    for call in calls or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        parts = isinstance(function, dict) and [
+            call.get("id"),
+            function.get("name"),
+            function.get("arguments"),
+        ]
+        if not parts or not all(isinstance(part, str) for part in parts):
+            return "a call in it has no id, name or arguments"
+    return ""
+
+
+def _type_of(value: Any) -> str:
+    return "missing" if value is None else f"of type {type(value).__name__}"
 
 
 def storable(value: Any, secrets: Sequence[str] = ()) -> Any:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from endstop.agent.called_files import called_files
 from endstop.agent.canary import canary_problem, others_failed
-from endstop.agent.check_run import CheckRun, clear_left_over, make_places_for_caches
+from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over, make_places_for_caches
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
 from endstop.agent.protected import Protected
 from endstop.agent.pytest_files import files_pytest_obeys, files_without_skips
+from endstop.agent.reading import first_fault
 from endstop.agent.report import find_tests, without_parameters
 from endstop.agent.task import VerifySettings
 from endstop.agent.tree import Trees
@@ -37,9 +40,9 @@ _CONFIGURATION = re.compile(
     r"|(?:gnu)?makefile|package\.json|.*\.(?:config|workspace)\.json)",
     re.IGNORECASE,
 )
-_SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
 # As shells say it.
 _NOT_FOUND = re.compile(r"([\w.+-]+): (?:command )?not found")
+_SAYS_GIT = re.compile(r"\bgit\b", re.IGNORECASE)
 _LIKE_TESTS = re.compile("test|spec|check", re.IGNORECASE)
 
 
@@ -73,6 +76,15 @@ class BaselineResult:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     output: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What `to_dict` gives."""
+
+    baseline_tree: str
+    baseline: BaselineResult | None
+    runs: int
 
 
 class Verification:
@@ -128,8 +140,8 @@ class Verification:
 
     def start(self) -> BaselineResult:
         """Run the baseline, unless it is known. Raises EndstopError where it executes no test."""
+        clear_left_over(self._directory)
         if self.baseline is None:
-            clear_left_over(self._directory)
             self.baseline = self._run_baseline()
             self._widen(self.baseline)
         return self.baseline
@@ -169,13 +181,14 @@ class Verification:
         state: Path,
         dependencies: Mapping[str, Path] | None = None,
     ) -> Verification:
-        kept = data["baseline"]
-        baseline = None
-        if kept is not None and kept["command"] == settings.command:
-            lists = {name: tuple(kept[name]) for name in ("tests", "failed", "rewrites", "notes")}
-            baseline = BaselineResult(**{**kept, **lists})
-        made = cls(trees, settings, protected, data["baseline_tree"], sandbox, state, dependencies, baseline)
-        made.runs = int(data["runs"])
+        try:
+            saved = TypeAdapter(_Saved).validate_python(data)
+        except ValidationError as error:
+            raise EndstopError(f"what was saved of the baseline is damaged: {first_fault(error)}") from error
+        kept = saved.baseline
+        baseline = kept if kept is not None and kept.command == settings.command else None
+        made = cls(trees, settings, protected, saved.baseline_tree, sandbox, state, dependencies, baseline)
+        made.runs = saved.runs
         return made
 
     def _widen(self, baseline: BaselineResult) -> None:
@@ -198,10 +211,16 @@ class Verification:
         report = run.report or TestReport()
         tests = frozenset(filter(self._was_loaded, report.passed | report.failed))
         notes = []
+        if run.report_problem.startswith(NOT_STARTED):
+            raise EndstopError(
+                f"`{self.settings.command}` cannot be started in the sandbox: {run.output.strip()}"
+            )
         if run.timed_out:
             notes.append(f"before any change the command does not end within {self.settings.timeout:g} s")
         elif self._weak:
             notes.append("weak: only the exit code is checked, no report says which tests ran")
+            if missing := _missing_program(run):
+                notes.append(f"before any change the command is not found{missing}")
         elif report.executed == 0:
             finding = judge(run, self.settings, None, weak=False)
             raise EndstopError(

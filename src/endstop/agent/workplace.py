@@ -22,6 +22,7 @@ from endstop.agent.verifiers import resolved
 from endstop.agent.virtualenv import at_home, dependencies_of, find_virtualenv, with_virtualenv
 from endstop.protocol.errors import EndstopError
 from endstop.sandbox.arguments import INSIDE
+from endstop.sandbox.command import run_command
 from endstop.sandbox.modes import describe, given_mode
 from endstop.sandbox.settings import CommandLimits, SandboxSettings
 from endstop.sandbox.workspace import WorkingCopy
@@ -112,6 +113,7 @@ def open_workplace(
         task = task.model_copy(update={"dependencies": named})
     bind = _dependencies(task.dependencies, workspace)
     with WorkingCopy.open(workspace, state, sandbox, exclude=task.dependencies) as working:
+        _must_run(sandbox, working.root)
         trees = Trees(state, working.root, exclude=task.dependencies)
         baseline = trajectory.baseline if trajectory is not None else trees.snapshot()
         if not settings.unverified:
@@ -133,6 +135,14 @@ def open_workplace(
         yield Workplace(
             task, workspace, working.root, sandbox, trees, working, baseline, verification, protected, bind
         )
+
+
+def _must_run(sandbox: SandboxSettings, root: Path) -> None:
+    """Find at the start that the settings leave no command a chance."""
+    result = run_command(["bash", "-c", "true"], root, sandbox)
+    if result.exit_code != 0 and result.cause != "timeout":
+        said = result.output.strip() or f"exit code {result.exit_code}"
+        raise EndstopError(f"no command can be run in the sandbox as the settings have it: {said}")
 
 
 def sandbox_settings(settings: AgentSettings) -> SandboxSettings:
@@ -175,7 +185,9 @@ def secret_values(settings: AgentSettings) -> tuple[str, ...]:
     for server in settings.tools.mcp.values():
         values |= _secrets_of_server(server, settings)
     # A value of a letter or two is no secret, and leaving it out would leave nothing of the record.
-    return tuple(sorted((value for value in values if len(value) >= 4), key=len, reverse=True))
+    # A line end behind it is sent to nobody.
+    found = {value.strip() for value in values}
+    return tuple(sorted((value for value in found if len(value) >= 4), key=len, reverse=True))
 
 
 def _is_secret(name: str, settings: AgentSettings) -> bool:

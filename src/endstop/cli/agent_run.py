@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +30,14 @@ def run(
         str | None, typer.Argument(metavar="TASK", help="What is to be done; - reads stdin.")
     ] = None,
     workspace: Annotated[
-        Path, typer.Option("--workspace", "-w", help="The project; files outside it cannot be changed.")
-    ] = Path("."),
+        Path | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="The project; files outside it cannot be changed.",
+            show_default="the present directory",
+        ),
+    ] = None,
     task_file: Annotated[
         Path | None, typer.Option("--task", help="task.yaml: the task with its check, checklist and bounds.")
     ] = None,
@@ -160,18 +166,23 @@ def _run(
     config: Path | None,
     task_file: Path | None,
     entries: list[str],
-    workspace: Path,
+    workspace: Path | None,
     resume: Path | None,
     answer: str | None,
     view: Any,
 ) -> AgentResult:
+    from endstop.agent.reading import read_mapping
     from endstop.agent.run import resume_agent, run_agent
-    from endstop.agent.settings import make_settings, merged, overrides, read_mapping
+    from endstop.agent.settings import make_settings, merged, overrides
+    from endstop.protocol.errors import EndstopError
 
     over = merged(overrides(entries), flags)
     if resume is not None:
-        if config is not None or task_file is not None or "state" in flags:
-            raise typer.BadParameter("--resume has the settings of its run; change them with -c")
+        given = (config, task_file, workspace, flags.get("state"), (flags.get("task") or {}).get("task"))
+        if any(value is not None for value in given):
+            raise typer.BadParameter(
+                "--resume has the task, workspace and settings of its run; change settings with -c"
+            )
         return resume_agent(resume, changes=over, answer=answer, person=_ask, watch=view)
     if answer is not None:
         raise typer.BadParameter("--answer needs --resume")
@@ -180,8 +191,13 @@ def _run(
         data = merged(data, {"task": read_mapping(task_file)})
     data = merged(data, over)
     if not (data.get("task") or {}).get("task"):
+        if task_file is not None:
+            raise EndstopError(f"{task_file} holds no task: it must be a mapping with a key task.")
         raise typer.BadParameter("no task: give it as an argument, or a file with --task")
-    return run_agent(make_settings(data), workspace, person=_ask, watch=view)
+    sources = [str(path) for path in (config, task_file) if path is not None]
+    sources += ["-c"] if sources and entries else []
+    settings = make_settings(data, " and ".join(sources) or "the settings")
+    return run_agent(settings, workspace or Path(), person=_ask, watch=view)
 
 
 def _replay(state: Path, entries: list[str]) -> None:
@@ -202,7 +218,7 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
     """Items as a YAML list of texts or of `{id, text}`, a mapping of ids to texts, or `- [ ]` lines."""
     import re
 
-    from endstop.agent.settings import read_yaml
+    from endstop.agent.reading import read_yaml
     from endstop.cli.inputs import read_file
     from endstop.protocol.errors import EndstopError
 
@@ -216,11 +232,15 @@ def read_checklist(path: Path) -> list[dict[str, str]]:
         items = [{"id": str(name), "text": str(said or "")} for name, said in items.items()]
     if not isinstance(items, list) or not items:
         raise EndstopError(f"{path} is no checklist: a YAML list, a mapping, or `- [ ]` lines.")
-    return [_item(item) for item in items]
+    made: list[dict[str, str]] = []
+    for item in items:
+        made.append(_item(item, made))
+    return made
 
 
-def _item(item: Any) -> dict[str, str]:
+def _item(item: Any, before: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """`docs: write a README` has the id `docs`; a text without one gets its words as the id."""
+    import itertools
     import re
 
     if isinstance(item, Mapping):
@@ -234,8 +254,11 @@ def _item(item: Any) -> dict[str, str]:
     name, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[\w.-]+", name.strip()):
         return {"id": name.strip(), "text": rest.strip()}
-    words = re.findall(r"[\w.-]+", text.lower())
-    return {"id": "-".join(words)[:60] or "item", "text": text}
+    words = "-".join(re.findall(r"[\w.-]+", text.lower()))[:60] or "item"
+    # Other texts may have the same words. The same text a second time is refused with the task.
+    taken = {other.get("id") for other in before if other.get("text") != text}
+    numbered = (f"{words}-{number}" for number in itertools.count(2))
+    return {"id": next(id for id in itertools.chain([words], numbered) if id not in taken), "text": text}
 
 
 def _given(flags: Any) -> Any:

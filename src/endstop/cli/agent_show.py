@@ -39,18 +39,28 @@ def show(
     from endstop.cli.output import check_place, console, note, whole_file
 
     check_place(html)
-    view = _loaded(trajectory / "trajectory.json" if trajectory.is_dir() else trajectory)
-    if html is None:
-        from endstop.view.trajectory import trajectory_lines
+    path = trajectory / "trajectory.json" if trajectory.is_dir() else trajectory
+    view = _loaded(path)
+    try:
+        if html is None:
+            from endstop.view.trajectory import trajectory_lines
 
-        out = console()
-        for line in trajectory_lines(view, whole=whole):
-            out.print(line, soft_wrap=True)
-        return
-    from endstop.view.trajectory_html import trajectory_html
+            out = console()
+            for line in trajectory_lines(view, whole=whole):
+                # Without colours rich would do nothing to a line, and take long for it.
+                if out.color_system is None:
+                    out.file.write(f"{line.plain}\n")
+                else:
+                    out.print(line, soft_wrap=True)
+            return
+        from endstop.view.trajectory_html import trajectory_html
 
+        page = trajectory_html(view)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # A record holds what its writer put there; one that was edited by hand may hold anything.
+        raise EndstopError(f"{path} cannot be shown, a part of it is not of its form: {error!r}.") from error
     with whole_file(html) as place:
-        place.write_text(trajectory_html(view), encoding="utf-8")
+        place.write_text(page, encoding="utf-8")
     note(f"wrote {html}")
 
 
@@ -60,5 +70,5 @@ def _loaded(path: Path) -> TrajectoryView:
 
     try:
         return view_of(json.loads(read_file(path)))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndstopError(f"{path} cannot be read as a run: {error}.") from error

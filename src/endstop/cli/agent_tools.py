@@ -101,7 +101,7 @@ def _servers(given: str) -> list[Any]:
     if given.startswith(("http://", "https://")):
         return read_servers({_name(given.partition("//")[2]): {"url": given}})
     if Path(given).suffix in (".json", ".yaml", ".yml", ".toml"):
-        from endstop.agent.settings import read_mapping
+        from endstop.agent.reading import read_mapping
 
         return read_servers(read_mapping(Path(given)))
     try:

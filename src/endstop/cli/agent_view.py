@@ -120,7 +120,7 @@ def write_summary(result: AgentResult) -> None:
         ("opened", ", ".join(result.opened)),
         ("given", ", ".join(result.unprotected) + _GIVEN if result.unprotected else ""),
         ("note", "; ".join(result.notes)),
-        ("warning", _WARNING if "EMPTY_DIFF" in result.warnings else ""),
+        ("warning", _warning(result)),
         ("record", str(result.trajectory)),
     ]
     for name, value in rows:
@@ -132,7 +132,13 @@ def write_summary(result: AgentResult) -> None:
 
 
 _GIVEN = " (dependencies: used by the check, not judged)"
-_WARNING = "nothing was changed; the files are as they were at the start"
+
+
+def _warning(result: AgentResult) -> str:
+    if "EMPTY_DIFF" not in result.warnings:
+        return ""
+    passed = "; the check passed on the files as they were" if result.outcome == "verified" else ""
+    return f"nothing was changed{passed}"
 
 
 def _check(settings: Any) -> str:

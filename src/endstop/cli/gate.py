@@ -57,18 +57,6 @@ PLACE = OptionGroup(
         Path | None,
         typer.Option("--workspace", help="The agent's directory.", show_default="what the hook says, or ."),
     ],
-    task=Annotated[
-        Path | None, typer.Option("--task", help="The task file.", show_default="task.yaml of the workspace")
-    ],
-    format=Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Whose hook this is: claude-code, codex, cursor, or plain (no JSON; exit codes).",
-            show_default="plain",
-        ),
-    ],
     session=Annotated[
         str | None,
         typer.Option("--session", help="Its name, where no hook tells it.", show_default="default"),
@@ -79,6 +67,20 @@ PLACE = OptionGroup(
             "--state",
             help="Where sessions are kept, outside of the workspace.",
             show_default="~/.local/state/endstop/gate",
+        ),
+    ],
+)
+HOOK = OptionGroup(
+    task=Annotated[
+        Path | None, typer.Option("--task", help="The task file.", show_default="task.yaml of the workspace")
+    ],
+    format=Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Whose hook this is: claude-code, codex, cursor, or plain (no JSON; exit codes).",
+            show_default="plain",
         ),
     ],
     sandbox=Annotated[
@@ -111,9 +113,10 @@ PLACE = OptionGroup(
 
 
 @app.command("check")
-@verb(place=PLACE)
+@verb(place=PLACE, hook=HOOK)
 def check(
     place: dict[str, Any],
+    hook: dict[str, Any],
     evidence: Annotated[
         Path | None, typer.Option("--evidence", help="Read in place of the task's evidence_file.")
     ] = None,
@@ -130,8 +133,8 @@ def check(
     from endstop.agent.hooks import write_answer
     from endstop.cli.progress import waiting
 
-    form, event = _event(place)
-    guard, load = _guard(place, event, evidence, headless)
+    form, event = _event(place, hook)
+    guard, load = _guard(place, hook, event, evidence, headless)
     with waiting("the project's check"):
         answer = guard.check(event, load)
     output = write_answer(form, event, answer)
@@ -140,9 +143,10 @@ def check(
 
 
 @app.command("start")
-@verb(place=PLACE)
+@verb(place=PLACE, hook=HOOK)
 def start(
     place: dict[str, Any],
+    hook: dict[str, Any],
     again: Annotated[
         bool,
         typer.Option("--again", help="Take the files as they are now for the baseline, whatever was before."),
@@ -163,8 +167,8 @@ def start(
     from endstop.agent.hooks import Answer, write_answer
     from endstop.cli.progress import waiting
 
-    form, event = _event(place, "start")
-    guard, load = _guard(place, event, None, False)
+    form, event = _event(place, hook, "start")
+    guard, load = _guard(place, hook, event, None, False)
     now = form == "plain" if baseline is None else baseline
     with waiting("the project's check, before any change"):
         told = guard.start(event, load, anew=again, run_baseline=now)
@@ -186,7 +190,7 @@ def status(
     from endstop.agent.hooks import HookEvent
     from endstop.cli.output import for_terminal, note, write_json, write_line
 
-    guard, _ = _guard(place, HookEvent("other"), None, False)
+    guard, _ = _guard(place, {}, HookEvent("other"), None, False)
     rows = [summary(session) for session in guard.sessions()]
     if "session" in place:
         rows = [row for row in rows if row["session"] == place["session"]]
@@ -204,14 +208,14 @@ def status(
             write_line(f"  {line}")
 
 
-def _event(place: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookEvent]:
+def _event(place: dict[str, Any], hook: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookEvent]:
     """The event from stdin; without a format what the verb itself says."""
     from endstop.agent.hooks import HOOK_FORMATS, INPUT_LIMIT, HookEvent, read_event
     from endstop.protocol.errors import EndstopError
 
-    form = next((name for name in HOOK_FORMATS if name == place.get("format", "plain")), None)
+    form = next((name for name in HOOK_FORMATS if name == hook.get("format", "plain")), None)
     if form is None:
-        raise EndstopError(f"there is no format {place['format']}; known are {', '.join(HOOK_FORMATS)}")
+        raise EndstopError(f"there is no format {hook['format']}; known are {', '.join(HOOK_FORMATS)}")
     if form == "plain":
         return form, HookEvent(
             "start" if kind == "start" else "stop", session=place.get("session", "default")
@@ -222,7 +226,7 @@ def _event(place: dict[str, Any], kind: str = "stop") -> tuple[HookFormat, HookE
 
 
 def _guard(
-    place: dict[str, Any], event: HookEvent, evidence: Path | None, headless: bool
+    place: dict[str, Any], hook: dict[str, Any], event: HookEvent, evidence: Path | None, headless: bool
 ) -> tuple[Guard, Loader]:
     from endstop.agent.guard import Guard
     from endstop.agent.task import load_task
@@ -233,25 +237,26 @@ def _guard(
         raise EndstopError(f"the workspace {workspace} is not there")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     state = (place.get("state") or home / "endstop" / "gate").resolve()
-    file = (place.get("task") or workspace / "task.yaml").resolve()
-    guard = Guard(workspace, state, _sandbox(place, workspace), evidence and evidence.resolve(), headless)
+    file = (hook.get("task") or workspace / "task.yaml").resolve()
+    guard = Guard(workspace, state, _sandbox(hook, workspace), evidence and evidence.resolve(), headless)
     return guard, lambda: (load_task(file), str(file))
 
 
-def _sandbox(place: dict[str, Any], workspace: Path) -> Any:
+def _sandbox(hook: dict[str, Any], workspace: Path) -> Any:
     from typing import get_args
 
-    from endstop.agent.settings import anchored, make_settings, merged, read_mapping
+    from endstop.agent.reading import read_mapping
+    from endstop.agent.settings import anchored, make_settings, merged
     from endstop.agent.workplace import sandbox_settings
     from endstop.protocol.errors import EndstopError
     from endstop.sandbox.settings import SandboxMode
 
-    mode = place.get("sandbox", "auto")
+    mode = hook.get("sandbox", "auto")
     if mode not in get_args(SandboxMode):
         raise EndstopError(f"there is no sandbox {mode}; known are {', '.join(get_args(SandboxMode))}")
-    config = place.get("config")
+    config = hook.get("config")
     given = {} if config is None else read_mapping(config)
-    flags = {"mode": place.get("sandbox"), "virtualenv": place.get("virtualenv")}
+    flags = {"mode": hook.get("sandbox"), "virtualenv": hook.get("virtualenv")}
     named = {"sandbox": {name: value for name, value in flags.items() if value is not None}}
     data = {"sandbox": merged(given, named)["sandbox"], "task": {"task": "any"}}
     return sandbox_settings(anchored(make_settings(data, str(config)), workspace))

@@ -29,7 +29,7 @@ from endstop.protocol.errors import EndstopError, RequestRefused
 from endstop.protocol.params import SamplingParams
 from endstop.protocol.toolcalls import Reasoning, ToolSyntax
 from endstop.runtime.openai_message import WireChoice
-from endstop.runtime.openai_wire import Ended, Endpoint, WireRequest
+from endstop.runtime.openai_wire import Ended, Endpoint, WireRequest, usage_of
 from endstop.runtime.results import Delta, RequestOutput, Timing, Usage
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class OpenAIBackend:
         streaming: False asks for whole answers.
         max_tokens_field: `max_tokens`, or `max_completion_tokens` for OpenAI's newer models.
         extra_body: further fields of every request body.
-        timeout: seconds without a byte after which an answer counts as broken. connect_timeout: seconds.
+        timeout: seconds without anything of an answer after which it counts as broken; bytes that only keep
+            the connection open are nothing. connect_timeout: seconds.
         retries: how often a request is sent again of which nothing has come back (connection refused,
             408, 429, 5xx); backoff: seconds before the first time, doubled each time, Retry-After first.
 
@@ -124,6 +125,8 @@ class OpenAIBackend:
         self.retries = retries
         self.backoff = backoff
         self.clock = clock
+        self.timeout = timeout
+        self._key = api_key or ""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=connect_timeout))
         self._numbers = itertools.count()
@@ -342,7 +345,8 @@ class OpenAIBackend:
         """
         with self._lock:
             self._running[job.request_id] = job
-        endpoint = Endpoint(self.base_url + job.path, self._headers, self.retries, self.backoff)
+        url = self.base_url + job.path
+        endpoint = Endpoint(url, self._headers, self.retries, self.backoff, self.timeout, self._key)
         wire = WireRequest(self._client, endpoint, job.body)
         job.wire = wire
         started = False
@@ -462,12 +466,7 @@ class _Job:
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            details = usage.get("prompt_tokens_details") or {}
-            self.usage = Usage(
-                int(usage.get("prompt_tokens") or 0),
-                int(usage.get("completion_tokens") or 0),
-                int(details.get("cached_tokens") or 0),
-            )
+            self.usage = usage_of(usage)
 
 
 def _prompts(prompts: Any) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -190,8 +191,10 @@ class WireChoice:
         place = index if isinstance(index, int) else len(self._wire_calls)
         call = self._wire_calls.setdefault(place, {"name": "", "arguments": ""})
         function = piece.get("function") or {}
-        for key in ("name", "arguments"):
-            call[key] += str(function.get(key) or "")
+        call["name"] += str(function.get("name") or "")
+        arguments = function.get("arguments")
+        # The API says a text; some servers send the object itself.
+        call["arguments"] += json.dumps(arguments) if isinstance(arguments, dict) else str(arguments or "")
 
     def _calls(self) -> tuple[tuple[ToolCall, ...], str | None]:
         """Complete calls, and the text of the first one that is none."""

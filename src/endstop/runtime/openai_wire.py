@@ -11,6 +11,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +19,30 @@ from typing import Any
 import httpx
 
 from endstop.protocol.errors import EndstopError, RequestRefused
+from endstop.runtime.results import Usage
 
 # Answers that may be different the next time; others are final.
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
 _LONGEST_ERROR = 65536
+# Bytes of one answer: more is a server that has lost its way, and would fill the memory.
+_LONGEST_ANSWER = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go. `retries` count only requests of which nothing has come back yet."""
+    """Where requests go. `retries` count only requests of which nothing has come back yet.
+
+    `timeout`: seconds without anything of an answer; what only keeps the connection open is nothing.
+    `key`: stands in the headers, and in no text that tells of an error.
+    """
 
     url: str
     headers: Mapping[str, str]
     retries: int
     backoff: float
+    timeout: float
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class WireRequest:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._got_some = False
+        self._last = time.monotonic()  # when something of an answer came
         threading.Thread(target=self._read, name="endstop-http", daemon=True).start()
 
     def get(self, timeout: float | None) -> dict[str, Any] | Ended | None:
@@ -104,6 +115,7 @@ class WireRequest:
     def _attempt(self, last: bool) -> float | None:
         """Send the request once. Seconds to wait before the next time (None: no hint), -1 if it is over."""
         endpoint = self._endpoint
+        self._last = time.monotonic()
         with self._client.stream(
             "POST", endpoint.url, json=self._body, headers=dict(endpoint.headers)
         ) as response:
@@ -115,26 +127,37 @@ class WireRequest:
             try:
                 if response.status_code in _RETRYABLE and not last:
                     return _retry_after(response.headers.get("retry-after"))
-                if response.status_code >= 400:
-                    self._items.put(Ended(_refusal(response)))
+                if not response.is_success:
+                    self._items.put(Ended(_refusal(response, self._pieces(response), endpoint.key)))
                 elif response.headers.get("content-type", "").startswith("text/event-stream"):
-                    self._items.put(self._read_events(response.iter_bytes()))
+                    self._items.put(self._read_events(self._pieces(response)))
                 else:
-                    response.read()
+                    content = b"".join(self._pieces(response))
                     self._got_some = True
-                    self._items.put(_object(response.content))
+                    self._items.put(_object(content, endpoint.key))
                     self._items.put(Ended())
             finally:
                 with self._lock:
                     self._socket = None
         return -1
 
+    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        size = 0
+        for piece in response.iter_bytes():
+            size += len(piece)
+            if size > _LONGEST_ANSWER:
+                raise EndstopError(f"the server sent an answer of more than {_LONGEST_ANSWER >> 20} MiB")
+            if time.monotonic() - self._last > self._endpoint.timeout:
+                raise EndstopError(f"{self._endpoint.url} has sent nothing of an answer for too long")
+            yield piece
+
     def _read_events(self, data: Iterable[bytes]) -> Ended:
         for text in server_sent_events(data):
             self._got_some = True
+            self._last = time.monotonic()
             if text.strip() == "[DONE]":
                 return Ended()
-            self._items.put(_object(text))
+            self._items.put(_object(text.encode("utf-8"), self._endpoint.key))
         return Ended()
 
 
@@ -154,40 +177,91 @@ def server_sent_events(data: Iterable[bytes]) -> Iterator[str]:
 
 
 def _lines(data: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+    held: list[bytes] = []
     for piece in data:
-        rest += piece
-        # A CR at the very end may be half of a line break.
-        ready, held = (rest[:-1], rest[-1:]) if rest.endswith(b"\r") else (rest, b"")
+        held.append(piece)
+        # Only a piece with a line break is worth a look; a CR at the very end may be half of one.
+        if not (b"\n" in piece or b"\r" in piece or (len(held) > 1 and held[-2].endswith(b"\r"))):
+            continue
+        rest = b"".join(held)
+        ready, half = (rest[:-1], rest[-1:]) if rest.endswith(b"\r") else (rest, b"")
         parts = ready.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        rest = parts.pop() + held
+        held = [parts.pop() + half]
         yield from parts
+    rest = b"".join(held)
     if rest.endswith((b"\r", b"\n")):
         yield rest[:-1]
 
 
-def _object(text: str | bytes) -> dict[str, Any]:
+def _object(text: bytes, key: str) -> dict[str, Any]:
     try:
         chunk = json.loads(text)
     except ValueError as error:
-        raise EndstopError(f"the server sent something that is not JSON: {text[:80]!r}") from error
+        raise EndstopError(f"the server sent something that is not JSON: {_start_of(text, key)!r}") from error
+    except RecursionError as error:
+        raise EndstopError("the server sent JSON that is nested too deeply") from error
     if not isinstance(chunk, dict):
-        raise EndstopError(f"the server sent something that is not a JSON object: {text[:80]!r}")
+        raise EndstopError(f"the server sent something that is not a JSON object: {_start_of(text, key)!r}")
     if chunk.get("error"):
         raise EndstopError(f"the server ended the answer: {_message(chunk)}")
+    if wrong := _misshapen(chunk):
+        raise EndstopError(
+            f"the server sent an answer that is not of the form of OpenAI's API, by its {wrong}: "
+            f"{_start_of(text, key)!r}"
+        )
     return chunk
 
 
-def _refusal(response: httpx.Response) -> EndstopError:
+def usage_of(reported: Mapping[str, Any]) -> Usage:
+    """The usage that a server reports, 0 for what cannot be true."""
+
+    def number(values: Any, name: str) -> int:
+        value = values.get(name) if isinstance(values, dict) else None
+        return int(value) if isinstance(value, int | float) and 0 <= value < 1 << 53 else 0
+
+    return Usage(
+        number(reported, "prompt_tokens"),
+        number(reported, "completion_tokens"),
+        number(reported.get("prompt_tokens_details"), "cached_tokens"),
+    )
+
+
+def _misshapen(chunk: Mapping[str, Any]) -> str:
+    """Which part of a chunk is of a type that nobody can read, "" where all are as they should be."""
+    choices = chunk.get("choices") or []
+    if not _objects(choices):
+        return "choices"
+    for choice in choices:
+        for name in ("delta", "message"):
+            message = choice.get(name) or {}
+            if not isinstance(message, dict):
+                return name
+            calls = message.get("tool_calls") or []
+            if not _objects(calls) or not _objects([call.get("function") or {} for call in calls]):
+                return f"{name}.tool_calls"
+    return ""
+
+
+def _objects(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, dict) for item in items)
+
+
+def _start_of(text: bytes, key: str, length: int = 80) -> str:
+    """The beginning of what a server sent. The key goes first: half of it would not be found later."""
+    shown = text.decode("utf-8", "replace")
+    return (shown.replace(key, "[key]") if key else shown)[:length]
+
+
+def _refusal(response: httpx.Response, pieces: Iterable[bytes], key: str) -> EndstopError:
     content = b""
-    for piece in response.iter_bytes():
+    for piece in pieces:
         content += piece
         if len(content) > _LONGEST_ERROR:
             break
     try:
         text = _message(json.loads(content))
-    except ValueError:
-        text = content.decode("utf-8", "replace").strip()[:200] or response.reason_phrase
+    except (ValueError, RecursionError):
+        text = _start_of(content, key, 200).strip() or response.reason_phrase
     kind = RequestRefused if response.status_code in (400, 404, 413, 422) else EndstopError
     return kind(f"the server answered {response.status_code}: {text}")
 

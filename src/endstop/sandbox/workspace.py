@@ -87,6 +87,9 @@ class WorkingCopy:
         state = Path(os.path.realpath(state))
         if state.is_relative_to(workspace):
             raise EndstopError(f"the state {state} lies in the workspace {workspace}; choose another place")
+        if workspace.is_relative_to(state):
+            # The copy would be made in the place of what is copied.
+            raise EndstopError(f"the workspace {workspace} lies in the state {state}; choose another place")
         _remove_left_half(workspace)
         root = state / "workspace"
         _remove(root)
@@ -100,13 +103,16 @@ class WorkingCopy:
                 seen = {path: _Seen.of(state) for path, state in _walk(target)}
         except (OSError, RecursionError) as error:
             _remove(root)
-            raise EndstopError(f"the workspace {workspace} cannot be copied to {root}: {error}") from error
+            raise EndstopError(
+                f"the workspace {workspace} cannot be copied to {root}: {_why(error)}"
+            ) from error
         return cls(workspace, root, seen)
 
     def sync_back(self) -> list[str]:
         """Bring what has changed since the last time to the workspace: the paths, sorted.
 
-        Nothing may run in the copy meanwhile. Directories count only when they are new or gone.
+        Nothing may run in the copy meanwhile. Directories count only when they are new or gone. Raises
+        EndstopError where nothing can be written there (a full disk, one that is read-only).
         """
         if self.root == self.workspace:
             return []
@@ -120,7 +126,13 @@ class WorkingCopy:
                 if not _take_away(target, path):
                     failed.add(path)
             for path in sorted(set(fresh) - failed):
-                if not self._bring(source, target, path, now[path]):
+                try:
+                    brought = self._bring(source, target, path, now[path])
+                except OSError as error:
+                    raise EndstopError(
+                        f"{path} cannot be brought back to the workspace {self.workspace}: {error.strerror}"
+                    ) from error
+                if not brought:
                     failed.add(path)
         self.conflicts += sorted(failed)
         self._seen = now
@@ -282,6 +294,12 @@ def _walk(root: int) -> Iterator[tuple[str, os.stat_result]]:
                     yield "/".join((*parts, name)), state
                 if kind == stat.S_IFDIR and len(parts) < _DEEPEST:
                     waiting.append((*parts, name))
+
+
+def _why(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
 
 
 def _remove_left_half(workspace: Path) -> None:

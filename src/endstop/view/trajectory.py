@@ -263,6 +263,8 @@ def _arguments(arguments: str, whole: bool) -> str:
 
 
 def _plain(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(char if char in "\n\t" else readable(char) for char in text)
 
 

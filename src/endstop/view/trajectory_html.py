@@ -174,8 +174,13 @@ def _diff(name: str, text: str) -> str:
     if not text.strip():
         return ""
     lines = []
+    in_head = True
     for line in text.rstrip("\n").split("\n"):
-        tag = "ins" if line.startswith("+") else "del" if line.startswith("-") else ""
+        # A file's head ends with the line that names what it is now; a line of its content begins with a
+        # mark, so `diff` stands in heads only.
+        in_head = in_head or line.startswith("diff ")
+        tag = "" if in_head else "ins" if line.startswith("+") else "del" if line.startswith("-") else ""
+        in_head = in_head and not line.startswith("+++ ")
         lines.append(f"<{tag}>{safe(line)}</{tag}>" if tag else safe(line))
     joined = "\n".join(lines)
     return f'<details open><summary>{safe(name)}</summary><pre class="result diff">{joined}</pre></details>'

@@ -42,6 +42,7 @@ def oracle_tool(
     context: ToolContext,
     *,
     max_calls: int = 3,
+    asked: int = 0,
     params: SamplingParams | None = None,
     on_usage: Callable[[Usage], None] | None = None,
 ) -> Tool:
@@ -49,10 +50,11 @@ def oracle_tool(
 
     Args:
         situation: asked at every call. max_calls: further calls are answered without the model.
+        asked: how many there were before, in a run that goes on.
         on_usage: gets the tokens of every call, so that they count in the run's budget; they are in the
             result's `details` as well.
     """
-    calls = 0
+    calls = asked
 
     @tool(output_bytes=context.output_bytes)
     def oracle(
@@ -75,7 +77,7 @@ def oracle_tool(
         try:
             answer = generator.chat(messages, params or SamplingParams(max_tokens=2048))[0]
         except EndstopError as error:
-            return ToolResult(f"The oracle cannot answer: {error}", ok=False)
+            return ToolResult(f"The oracle cannot answer: {error}", ok=False, details={"oracle_call": calls})
         output, usage = answer.outputs[0], answer.usage
         if on_usage is not None:
             on_usage(usage)
