@@ -39,14 +39,22 @@ FILES = {
     ("command", "found"),
     [
         ("pytest", []),
-        ("make", [".env", "config.inc"]),
+        ("make", [".env", "config.inc", "missing.inc"]),
         (
             "make -s test X=1",
-            [".env", "ci/after.py", "config.inc", "lib/common", "scripts/run.sh", "tools/lint.sh"],
+            [
+                ".env",
+                "ci/after.py",
+                "config.inc",
+                "lib/common",
+                "missing.inc",
+                "scripts/run.sh",
+                "tools/lint.sh",
+            ],
         ),
-        ("npm test", [".env", "config.inc", "scripts/check.js", "tools/lint.sh"]),
+        ("npm test", [".env", "config.inc", "missing.inc", "scripts/check.js", "tools/lint.sh"]),
         ("cd . && sh scripts/run.sh", ["lib/common"]),
-        ("make nothing", [".env", "config.inc"]),
+        ("make nothing", [".env", "config.inc", "missing.inc"]),
     ],
 )
 def test_files_that_are_called(command: str, found: list[str], tmp_path: Path) -> None:
@@ -67,3 +75,27 @@ def test_they_are_protected(tmp_path: Path) -> None:
     made.verification.start()
     made.write({"scripts/check.js": "\n", "calc.js": "exports.add = () => 5\n"})
     assert made.protected_changed() == ["scripts/check.js"]
+
+
+@pytest.mark.parametrize(
+    ("files", "command", "found"),
+    [
+        ({"check.sh": "if [ -f .env ]; then . ./.env; fi\ncp -r . build\n"}, "sh check.sh", [".env"]),
+        (
+            {"rules": "-include local/*.conf a.d\nall:\n\tsh ci/a.sh\n", "ci/a.sh": ""},
+            "make -f rules",
+            ["ci/a.sh", "local/*.conf"],
+        ),
+        ({"web/Makefile": "all:\n\tsh ../ci/a.sh\n", "ci/a.sh": ""}, "make -C web", ["ci/a.sh"]),
+        ({"Makefile": "D = etc\ninclude $(D)/a\n", "etc/a": "include etc/b\n"}, "make", ["etc/a", "etc/b"]),
+        ({"Makefile": "include $(wildcard etc/*)\n", "etc/a": ""}, "make", ["etc/*", "etc/a"]),
+    ],
+)
+def test_what_would_be_read_if_it_were_there(
+    files: dict[str, str], command: str, found: list[str], tmp_path: Path
+) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    put(root, dict(files))
+    trees = Trees(tmp_path / "state", root)
+    assert called_files(trees, trees.snapshot(), command) == found

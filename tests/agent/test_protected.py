@@ -54,6 +54,15 @@ def changed(
         ("go", "pkg/testdata/a.golden"),
         ("cargo", "tests/it.rs"),
         ("cargo", ".cargo/config.toml"),
+        ("pytest", "golden/a.txt"),
+        ("pytest", "data/expected_output.txt"),
+        ("pytest", "pkg/__snapshots__/a.ambr"),
+        ("cargo", "src/snapshots/calc.snap"),
+        ("node", "test_data/a.json"),
+        ("command", ".mocharc.cjs"),
+        ("command", "src/calc.spec.ts"),
+        ("command", "src/test/java/CalcTest.java"),
+        ("command", "out.expected"),
     ],
 )
 def test_patterns(verifier: str, path: str) -> None:
@@ -73,6 +82,10 @@ def test_patterns(verifier: str, path: str) -> None:
         ("go", "calc.go"),
         ("cargo", "src/lib.rs"),
         ("cargo", "build.rs"),
+        ("pytest", "unexpected.txt"),
+        ("pytest", "expected.py"),
+        ("command", "src/latest.php"),
+        ("command", "contest.java"),
     ],
 )
 def test_what_is_not_protected(verifier: str, path: str) -> None:
@@ -154,6 +167,23 @@ def test_changes_of_what_the_runner_reads(
         ("gcc -o t calc.c t.c && ./t", ["/t"]),
         ("pytest > out.txt; cat out.txt", []),
         ("/usr/bin/python3 check.py", ["/check.py"]),
+        ("timeout -k 5 60 ./run.sh", ["/run.sh"]),
+        ("nice -n 5 sh verify", ["/verify"]),
+        ("uv run --with x python check.py", ["/check.py"]),
+        (
+            "poetry run make -f ci/rules lint",
+            ["Makefile", "makefile", "GNUmakefile", "*.mk", "/ci/rules", "/ci/*"],
+        ),
+        ("make --file=rules", ["Makefile", "makefile", "GNUmakefile", "*.mk", "/rules"]),
+        ("bash -o pipefail verify", ["/verify"]),
+        ("bash -lc 'cd web && sh verify'", ["verify"]),
+        ("if ! sh verify; then exit 1; fi", ["/verify"]),
+        ("sh < verify > log", ["/verify"]),
+        ("python -W error -m checks.run", ["/checks/run.py", "/checks/run/__main__.py"]),
+        ("python -m calc", []),
+        ("node --import ./setup.mjs run.js", ["/setup.mjs", "/run.js"]),
+        ("python checks/run.py data.txt", ["/checks/run.py", "/checks/*"]),
+        ("timeout 60 calc src/main.c", []),
     ],
 )
 def test_what_a_command_runs_is_protected(command: str, patterns: list[str]) -> None:

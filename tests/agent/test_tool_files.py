@@ -218,3 +218,19 @@ def test_edits_that_are_refused_change_nothing(tools: Tools) -> None:
     assert outside.read_text() == "secret"
     assert not (tools.root.parent / "new").exists()
     assert (tools.root / "twice").read_text() == "x = 1\ny = 2\nx = 1\n"
+
+
+def test_a_dependency_is_not_edited(tools: Tools) -> None:
+    root = tools.root
+    (root / "web" / "vendor").mkdir(parents=True)
+    (root / "web" / "vendor" / "lib.py").write_text("VALUE = 5\n")
+    bind = {"web/vendor": root / "web" / "vendor"}
+    tools.tools = file_tools(ToolContext(root, WorkspaceFiles(root), bind=bind))
+    for path in ("web/vendor/lib.py", "./web/vendor/lib.py", str(root / "web/vendor/lib.py")):
+        assert tools.fault("edit_file", path=path, old="5", new="6") == (
+            f"{path} belongs to a dependency, which is only read."
+        )
+    assert "only read" in tools.fault("edit_file", path="web/vendor/new.py", old="", new="x = 1\n")
+    assert [path.name for path in (root / "web/vendor").iterdir()] == ["lib.py"]
+    assert (root / "web/vendor/lib.py").read_text() == "VALUE = 5\n"
+    assert tools.text("edit_file", path="web/vendors.py", old="", new="x").startswith("Created")

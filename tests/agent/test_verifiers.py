@@ -346,6 +346,8 @@ def test_output_of_cargo(tmp_path: Path) -> None:
         cargo(tmp_path, CARGO_OUTPUT.replace(b"test tests::zero", b"best tests::zero"))
     with pytest.raises(UnreadableReport, match="without a sum"):
         cargo(tmp_path, CARGO_OUTPUT[: CARGO_OUTPUT.rindex(b"test result")])
+    with pytest.raises(UnreadableReport, match=r"tests/it\.rs do not add up"):
+        cargo(tmp_path, CARGO_OUTPUT.replace(b"running 1 test\ntest panics", b"running 3 tests\ntest panics"))
     with pytest.raises(UnreadableReport, match="no result of Rust's test harness"):
         cargo(tmp_path, b"   Compiling calc\n")
 
@@ -366,7 +368,7 @@ def test_cargo(tmp_path: Path) -> None:
     made = project(tmp_path, CARGO, "cargo test", timeout=300.0, sandbox=sandbox)
     baseline = made.verification.start()
     assert (baseline.executed, baseline.failed) == (2, ("tests/it.rs::adds",))
-    assert baseline.notes[0].startswith("no canary; in its place: the count of the baseline")
+    assert (baseline.canary, baseline.canary_units, baseline.notes) == ("appended", ("tests/it.rs",), ())
     assert made.verify({}).code == "VERIFY_FAILED"
     assert (
         made.verify({"src/lib.rs": CARGO["src/lib.rs"].replace("-", "+").replace("+>", "->")}).code == "PASS"

@@ -283,3 +283,23 @@ def apply(root: Path, kind: str, name: str, number: int) -> None:
             subprocess.run(["rm", "-rf", "--", str(path)], check=True)
     except (OSError, RuntimeError, subprocess.CalledProcessError):
         pass  # below a link that leads to itself, for one
+
+
+@copied
+def test_what_is_bound_is_never_brought_back(tmp_path: Path) -> None:
+    """Even where the directory above it was exchanged, so that something else stands at its place."""
+    workspace = tmp_path / "w"
+    (workspace / "web" / "vendor").mkdir(parents=True)
+    (workspace / "web" / "vendor" / "lib.py").write_text("VALUE = 5\n")
+    (workspace / "web" / "app.py").write_text("")
+    bind = {"web/vendor": workspace / "web" / "vendor"}
+    with WorkingCopy.open(workspace, tmp_path / "s", SETTINGS, exclude=["web/vendor"]) as copy:
+        command = (
+            "mv web old; mkdir -p web/vendor; echo VALUE = 6 > web/vendor/lib.py; echo > web/vendor/new.py"
+        )
+        assert run_command(command, copy.root, SETTINGS, bind=bind).exit_code == 0
+        assert "web/app.py" in copy.sync_back()
+    assert (workspace / "web/vendor/lib.py").read_text() == "VALUE = 5\n"
+    assert sorted(path.name for path in (workspace / "web").iterdir()) == ["vendor"]
+    assert [path.name for path in (workspace / "web/vendor").iterdir()] == ["lib.py"]
+    assert (workspace / "old/app.py").exists()

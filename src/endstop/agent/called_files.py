@@ -4,10 +4,12 @@ in its turn."""
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
-from endstop.agent.protected import named_by_command
+from endstop.agent.protected import PART_OF_CHECK, named_by_command
 from endstop.agent.tree import Trees
 from endstop.protocol.errors import EndstopError
 
@@ -19,14 +21,15 @@ _VARIABLE = re.compile(r"^[ ]*(\w+)[ ]*[:?+]?=[ ]*(.*)$", re.MULTILINE)
 _USE = re.compile(r"\$[({](\w+)[)}]")
 _INCLUDE = re.compile(r"^-?s?include[ ]+(.+)$", re.MULTILINE)
 _SHELL = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b")
-# What a script runs may well be the program under test: only what looks like a part of the check is one.
-_PART_OF_CHECK = re.compile(
-    r"\.(?:sh|bash|mk)$|(?:^|[/_.-])(?:tests?|specs?|checks?|verify|ci|scripts?|tools)(?:[/_.-]|$)"
-)
+_OPTION = re.compile(r"-([fC])\s*(\S+)|--(?:make)?file[=\s](\S+)|--directory[=\s](\S+)")
+_SOURCED = re.compile(r"(?:^|[;&|]|\bthen\b|\bdo\b)\s*(?:\.|source)\s+[\"']?(?:\./)*([\w.-][\w./-]*)")
+# Compilers write these, and a clean copy has none.
+_WRITTEN = (".d", ".dep", ".deps")
 
 
 def called_files(trees: Trees, tree: str, command: str) -> list[str]:
-    """Paths of a tree, those left out that the command itself names."""
+    """Paths of a tree, those left out that the command itself names; and what would be read if it were there:
+    paths, and patterns of paths."""
     paths = trees.paths(tree)
     found: dict[str, None] = {}
 
@@ -40,6 +43,9 @@ def called_files(trees: Trees, tree: str, command: str) -> list[str]:
             patterns = named_by_command(line)
         except EndstopError:
             return  # half of a line
+        if depth:
+            for name in _SOURCED.findall(line):
+                found.setdefault(name) if not _resolved(name, paths) else None
         for pattern in patterns:
             called = re.sub(r"\[([*?[])\]", r"\1", pattern)
             for path in _resolved(called, paths):
@@ -47,10 +53,15 @@ def called_files(trees: Trees, tree: str, command: str) -> list[str]:
                     found.setdefault(path)
                 if path.endswith((".sh", ".bash")) or _SHELL.match(trees.read(tree, path) or b""):
                     follow_lines(path, depth + 1)
-        for goals in _MAKE.findall(line):
-            for name in ("GNUmakefile", "makefile", "Makefile"):
-                if name in paths:
-                    follow_make(text(name), goals.split(), depth + 1)
+        for arguments in _MAKE.findall(line):
+            told = [
+                next(filter(None, groups[1:])) for groups in _OPTION.findall(arguments) if groups[0] != "C"
+            ]
+            places = [groups[1] or groups[3] for groups in _OPTION.findall(arguments) if groups[0] == "C"]
+            for name in told or ("GNUmakefile", "makefile", "Makefile"):
+                if (name := posixpath.normpath(posixpath.join(*places[-1:], name))) in paths:
+                    goals = _OPTION.sub("", arguments).split()
+                    follow_make(name, goals, depth + 1)
                     break
         for name in _SCRIPT.findall(line):
             script = _scripts(text("package.json")).get("test" if name == "t" else name)
@@ -65,14 +76,25 @@ def called_files(trees: Trees, tree: str, command: str) -> list[str]:
                 if not line.lstrip().startswith("#"):
                     follow(line, depth)
 
-    def follow_make(makefile: str, goals: list[str], depth: int) -> None:
-        whole = [makefile]
-        for names in _INCLUDE.findall(makefile):
-            for name in names.split():
-                if name in paths:
-                    found.setdefault(name)
-                    whole.append(text(name))
-        for line in _recipes("\n".join(whole) + "\n", goals):
+    def follow_make(name: str, goals: list[str], depth: int) -> None:
+        whole, queue, read = "", [name], {name}
+        while queue:
+            whole += text(queue.pop(0)) + "\n"
+            variables = dict(_VARIABLE.findall(whole))
+            for names in _INCLUDE.findall(whole):
+                for included in _put_in(names, variables).replace("$(wildcard ", "").replace(")", "").split():
+                    included = included.removeprefix("./")
+                    if (
+                        "$" not in included
+                        and not included.startswith("/")
+                        and not included.endswith(_WRITTEN)
+                    ):
+                        found.setdefault(included)
+                    fitting = [path for path in paths if fnmatchcase(path, included)]
+                    queue += [path for path in fitting if path not in read]
+                    read.update(fitting)
+                    found.update(dict.fromkeys(fitting))
+        for line in _recipes(whole, goals):
             if line not in seen:
                 seen.add(line)
                 follow(line, depth)
@@ -84,6 +106,8 @@ def called_files(trees: Trees, tree: str, command: str) -> list[str]:
 
 def _resolved(called: str, paths: dict[str, str]) -> list[str]:
     """One from the top begins with a slash; another may be anywhere."""
+    if called.startswith("/../"):
+        called = called.replace("/..", "").removeprefix("/")  # from a directory that was gone to
     if called.startswith("/"):
         return [called[1:]] if called[1:] in paths else []
     return [path for path in paths if path == called or path.endswith(f"/{called}")]
@@ -91,7 +115,7 @@ def _resolved(called: str, paths: dict[str, str]) -> list[str]:
 
 def _is_part(path: str, content: bytes, line: str) -> bool:
     sourced = re.search(rf"(?:^|[;&|]\s*|\s)(?:\.|source)\s+\S*{re.escape(path.rpartition('/')[2])}", line)
-    return bool(sourced or _PART_OF_CHECK.search(path) or _SHELL.match(content))
+    return bool(sourced or PART_OF_CHECK.search(path) or _SHELL.match(content))
 
 
 def _recipes(makefile: str, goals: list[str]) -> Iterator[str]:
@@ -112,10 +136,19 @@ def _recipes(makefile: str, goals: list[str]) -> Iterator[str]:
         done.add(target)
         wanted += rules[target][0]
         for line in rules[target][1].replace("\\\n", " ").splitlines():
-            for _ in range(3):
-                line = _USE.sub(lambda use: variables.get(use.group(1), use.group(1).lower()), line)
+            line = _put_in(line, variables)
             if line.strip():
                 yield line.strip().lstrip("@-+")
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("./")
+
+
+def _put_in(line: str, variables: Mapping[str, str]) -> str:
+    for _ in range(3):
+        line = _USE.sub(lambda use: variables.get(use.group(1), use.group(1).lower()), line)
+    return line
 
 
 def _scripts(package: str) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
 from functools import cached_property
 
 from endstop.agent.object_store import Entry
 from endstop.agent.runner_tables import is_shared, same_for_runner
+from endstop.agent.rust_tests import changed_tests
 from endstop.agent.shadows import comes_before_the_runner, protected_modules, stands_before
 from endstop.agent.task import Task, VerifySettings
 from endstop.agent.tree import Trees
@@ -21,20 +22,46 @@ _MAKEFILES = ("Makefile", "makefile", "GNUmakefile", "*.mk")
 _INTERPRETERS = re.compile(
     r"(?:ba|da|z|k)?sh|python[\d.]*|node|deno|bun|tsx|ts-node|ruby|perl|php|Rscript|source|\."
 )
-# Behind these comes code, a module or what a runner finds by itself.
-_GIVEN_CODE = ("-c", "-m", "-e", "-p", "--eval", "--print", "--test")
+# Behind these comes code, or what a runner finds by itself.
+_GIVEN_CODE = ("-c", "-e", "-p", "--eval", "--print", "--test")
+# Behind these a file that is loaded, and what is none.
+_LOADED = ("-r", "--require", "--import", "--loader", "--experimental-loader", "--rcfile", "--init-file")
+_VALUED = ("-o", "+o", "-O", "+O", "-W", "-X", "-C", "--conditions")
+# Before the program that a command really runs.
+_WRAPPERS = re.compile(
+    r"env|exec|time|nice|ionice|xvfb-run|timeout|stdbuf|setsid|nohup|command|builtin|sudo|run|dlx|uv|poetry|pdm"
+    r"|pipenv|hatch|rye|pixi|npx|bunx|bundle|conda|mamba|micromamba|if|then|else|elif|while|until|do|[!{]"
+)
+_SET = re.compile(r"\w+=.*", re.DOTALL)
+_OF_WRAPPER = re.compile(r"-.*|[\d.]+[smhd]?", re.DOTALL)
+# What looks like a part of the check by its name, and such a directory.
+PART_OF_CHECK = re.compile(
+    r"\.(?:sh|bash|mk)$|(?:^|[/_.-])(?:tests?|specs?|checks?|verify|ci|scripts?|tools)(?:[/_.-]|$)"
+)
+_CHECKS = re.compile(r"checks?|tests?|e2e|ci|verify|verification|specs?|acceptance", re.IGNORECASE)
 _BUILDERS = {
     "make": _MAKEFILES,
-    "tox": ("tox.ini",),
+    "tox": ("tox.ini", "tox.toml"),
     "nox": ("noxfile.py",),
     "just": ("justfile", "Justfile", ".justfile"),
-    "task": ("Taskfile.yml", "Taskfile.yaml"),
+    "task": ("Taskfile*.yml", "Taskfile*.yaml"),
+    "inv": ("tasks.py", "invoke.yaml"),
+    "invoke": ("tasks.py", "invoke.yaml"),
+    "poe": ("poe_tasks.*",),
+    "deno": ("deno.json*",),
+    "mvn": (".mvn/*",),
+    "ctest": ("CTestCustom.cmake", "CTestTestfile.cmake"),
+    "phpunit": ("phpunit.xml*", "phpunit.dist.xml"),
+    "rspec": (".rspec",),
     "npm": ("package.json", ".npmrc"),
-    "pnpm": ("package.json", ".npmrc"),
-    "yarn": ("package.json", ".yarnrc*"),
+    "pnpm": ("package.json", ".npmrc", "pnpm-workspace.yaml", ".pnpmfile.*"),
+    "yarn": ("package.json", ".yarnrc*", ".yarn/releases/*"),
     "bun": ("package.json", "bunfig.toml"),
     "rake": ("Rakefile",),
 }
+_FILE_OPTION = re.compile(
+    r"(?:-[fct]|--(?:file|makefile|justfile|noxfile|taskfile|rakefile|conf|config|configuration))(?:=(.+))?"
+)
 # Where a command goes to before it runs anything, or imports from.
 _DIRECTORY = re.compile(
     r"(?:\b(?:cd|pushd)\s+|\bPYTHONPATH=)[\"']?(?:\./)*([\w.-][\w./-]*?)/?(?=[\"':;&|\s)]|$)"
@@ -62,6 +89,8 @@ class Protected:
         listed: required tests, by id.
         python: whether modules that come before the runner's own, or before a protected one, are looked for.
         tops: directories from which modules are imported, besides the top and src.
+        rust: whether tests are looked for inside of the code; a changed one is told by its id.
+        watched: tells what changed outside of the trees and counts like a protected path.
     """
 
     def __init__(
@@ -72,15 +101,24 @@ class Protected:
         listed: Iterable[str] = (),
         python: bool = False,
         tops: Iterable[str] = (),
+        rust: bool = False,
+        watched: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.patterns = tuple(dict.fromkeys(patterns))
         self.allow = tuple(dict.fromkeys(allow))
         self.listed = tuple(dict.fromkeys(listed))
         self.python = python
         self.tops = tuple(dict.fromkeys(tops))
+        self.rust = rust
+        self.watched = watched
 
     @classmethod
-    def of(cls, task: Task, settings: VerifySettings | None = None) -> Protected:
+    def of(
+        cls,
+        task: Task,
+        settings: VerifySettings | None = None,
+        watched: Callable[[], Sequence[str]] = tuple,
+    ) -> Protected:
         """What a task protects, with its verifier and its command filled in."""
         settings = settings or task.verify
         patterns = list(task.protected)
@@ -94,18 +132,34 @@ class Protected:
             listed=settings.required,
             python=settings.verifier in ("pytest", "unittest", "command"),
             tops=_DIRECTORY.findall(settings.command or ""),
+            rust=settings.verifier == "cargo",
+            watched=watched,
         )
 
-    def widened(self, files: Iterable[str], listed: Iterable[str]) -> Protected:
-        """The same with the files in which the baseline's tests are, and the ids of the required ones."""
+    def widened(
+        self,
+        files: Iterable[str],
+        listed: Iterable[str],
+        patterns: Iterable[str] = (),
+    ) -> Protected:
+        """The same with the files in which the baseline's tests are, the ids of the required ones, and with
+        patterns of what the command calls."""
         more = [path for path in files if not self._matches(path)]
         return Protected(
-            [*self.patterns, *("/" + _escaped(path) for path in more)],
+            [*self.patterns, *("/" + _escaped(path) for path in more), *patterns],
             self.allow,
             listed=[*self.listed, *listed],
             python=self.python,
             tops=self.tops,
+            rust=self.rust,
+            watched=self.watched,
         )
+
+    def matching(self, paths: Iterable[str]) -> list[str]:
+        """The patterns that hold some of these paths, in their order."""
+        known = list(paths)
+        compiled = ((pattern, _compiled([pattern])) for pattern in self.patterns)
+        return [pattern for pattern, form in compiled if any(map(form.match, known))]
 
     def holds(self, path: str) -> bool:
         """Whether a path is protected, opened ones not counted."""
@@ -119,12 +173,15 @@ class Protected:
         modules = protected_modules(before, self._matches) if self.python else set()
         for path in trees.changed(baseline, tree):
             differs = self._differs(trees, baseline, tree, path, before.get(path), after.get(path))
+            if self.rust and not differs and path.endswith(".rs") and path in before and path in after:
+                told = changed_tests(trees.read(baseline, path) or b"", trees.read(tree, path) or b"")
+                (opened if self._opened(path) else closed).extend(f"{path}::{name}" for name in told)
             new_module = self.python and path not in before and not self._matches(path)
             if differs or (
                 new_module and (comes_before_the_runner(path, self.tops) or stands_before(path, modules))
             ):
                 (opened if self._opened(path) else closed).append(path)
-        return closed, opened
+        return [*closed, *self.watched()], opened
 
     def overlaid(self, trees: Trees, baseline: str, tree: str) -> str:
         """The tree with the baseline's protected files in it, and without protected ones that were added."""
@@ -198,26 +255,69 @@ def named_by_command(command: str) -> list[str]:
     # Behind a change of directory a path is one from there.
     top = "" if "cd" in words or "pushd" in words else "/"
     found: list[str] = []
-    first, interpreter = True, ""
-    for word in words:
+    # What the next word is: a program, an argument of a wrapper, of a builder or of an interpreter.
+    first, wrapped, builder, interpreter = True, False, "", ""
+    taken = 0
+    for place, word in enumerate(words):
         name = word.rpartition("/")[2]
-        if set(word) <= set("();<>|&"):
-            first, interpreter = not set(word) <= set("<>"), ""
-        elif first and re.fullmatch(r"\w+=.*", word):
+        value = words[place + 1] if place + 1 < len(words) else ""
+        shell = interpreter.endswith("sh") or interpreter == "eval"
+        if place < taken:
             continue
-        elif first:
+        if set(word) <= set("();<>|&"):
+            redirects = set(word) <= set("<>")
+            first, wrapped, builder = not redirects, False, builder if redirects else ""
+            interpreter = interpreter if "<" in word else ""
+        elif ((first or wrapped) and _SET.fullmatch(word)) or (
+            wrapped and first and _OF_WRAPPER.fullmatch(word)
+        ):
+            continue
+        elif first or (
+            wrapped and (_INTERPRETERS.fullmatch(name) or name in _BUILDERS or _WRAPPERS.fullmatch(name))
+        ):
             found += _BUILDERS.get(name, ())
-            if "/" in word and not word.startswith("/"):
-                found.append(top + _escaped(_plain(word)))
-            interpreter = name if _INTERPRETERS.fullmatch(name) else ""
-            first = name in ("env", "exec", "time", "nice", "xvfb-run")
+            if first and "/" in word and not word.startswith("/"):
+                found += _script(top, word)
+            builder = name if name in _BUILDERS else ""
+            interpreter = name if _INTERPRETERS.fullmatch(name) or name == "eval" else ""
+            first = _WRAPPERS.fullmatch(name) is not None
+            wrapped = first or (wrapped and not builder and not interpreter)
+        elif builder:
+            if option := _FILE_OPTION.fullmatch(word):
+                found += _script(top, option.group(1) or value)
+                taken = place + (1 if option.group(1) else 2)
         elif interpreter:
-            if word in _GIVEN_CODE and not (interpreter.endswith("sh") and word != "-c"):
+            if interpreter == "eval" or (shell and re.fullmatch(r"-\w*c", word)):
+                found += named_by_command(word if interpreter == "eval" else value)
+                interpreter = ""
+            elif word == "-m":
+                module = value.replace(".", "/")
+                files = [f"{module}.py", f"{module}/__main__.py"] if PART_OF_CHECK.search(module) else []
+                found += [top + _escaped(file) for file in files]
+                interpreter = ""
+            elif word in _LOADED:
+                found += _script(top, value) if value.startswith((".", "/")) or "/" in value else []
+                taken = place + 2
+            elif word in _VALUED:
+                taken = place + 2
+            elif word in _GIVEN_CODE and not shell:
                 interpreter = ""
             elif not word.startswith("-"):
-                found.append(top + _escaped(_plain(word)))
+                found += _script(top, word)
                 interpreter = ""
     return found
+
+
+def _is_program(name: str) -> bool:
+    return bool(_INTERPRETERS.fullmatch(name) or name in _BUILDERS or _WRAPPERS.fullmatch(name))
+
+
+def _script(top: str, word: str) -> list[str]:
+    """A file by its path, and what lies beside it where that is a directory of checks."""
+    path = _plain(word)
+    directory = path.rpartition("/")[0]
+    beside = [top + _escaped(directory) + "/*"] if _CHECKS.fullmatch(directory.rpartition("/")[2]) else []
+    return [top + _escaped(path), *beside]
 
 
 def _plain(path: str) -> str:

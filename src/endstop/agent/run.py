@@ -150,7 +150,7 @@ def _begin(trajectory: Trajectory, settings: AgentSettings, place: Workplace, to
         sandbox=place.sandbox_mode,
         tools=[{"name": tool.name, "summary": _first_sentence(tool.description)} for tool in tools],
         verify=place.verify_command,
-        protected=place.protected.patterns if place.verification is not None else (),
+        protected=place.protected.matching(place.trees.paths(place.baseline)),
         allowed=task.allow,
         bounds=task.bounds,
         interactive=settings.interactive,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,8 +49,8 @@ def _setup_cfg(content: bytes) -> Any:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.read_string(text)
     found: dict[str, Any] = {name: dict(parser[name]) for name in _SETUP_SECTIONS if parser.has_section(name)}
-    # Word for word: pytest's own parser reads letters' case, comments and defaults in another way.
-    found |= {name: lines for name in found if (lines := _section(text, name)) is not None}
+    # Word for word: pytest's own parser reads headers, letters' case, comments and defaults in another way.
+    found |= {name: lines for name in _SETUP_SECTIONS if (lines := _section(text, name)) is not None}
     if "options.entry_points" in found:
         plugins = found.pop("options.entry_points").get("pytest11")
         found |= {"plugins": {"pytest11": plugins}} if plugins else {}
@@ -57,16 +58,14 @@ def _setup_cfg(content: bytes) -> Any:
 
 
 def _section(text: str, name: str) -> list[str] | None:
-    """The lines of a section, or of several of that name; None for one that is read in parts."""
-    if name == "options.entry_points":
-        return None
+    """The lines of a section, or of several of that name; None for what is read in parts or not there."""
     lines, inside = [], False
-    for line in text.splitlines():
+    for line in text.removeprefix("\ufeff").splitlines():
         if line.startswith("["):
-            inside = line.rstrip() == f"[{name}]"
-        elif inside and line.strip() and not line.startswith(("#", ";")):
+            inside = re.split("[#;]", line)[0].rstrip() == f"[{name}]"
+        if inside and line.strip() and not line.startswith(("#", ";")):
             lines.append(line.rstrip())
-    return lines
+    return lines if lines and name != "options.entry_points" else None
 
 
 def _entry_points(content: bytes) -> Any:

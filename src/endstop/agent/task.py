@@ -39,7 +39,7 @@ def _inner(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise ValueError(f"{path!r} must be a path inside of the workspace, relative to it and without `..`")
-    return path
+    return str(PurePosixPath(path))
 
 
 # Inside of the workspace: what a task names is removed, bound or left out by the harness, on the host.

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter, ValidationError
 
 from endstop.agent.called_files import called_files
-from endstop.agent.canary import canary_problem, others_failed
+from endstop.agent.canary import canary_problem, failed_in, is_reported, others_failed, others_missing
 from endstop.agent.check_run import NOT_STARTED, CheckRun, clear_left_over, make_places_for_caches
 from endstop.agent.decisions import TestReport, Verdict, VerifierRun
 from endstop.agent.judging import PASSED, Expected, Finding, flaky, judge, listed
@@ -54,6 +54,7 @@ class BaselineResult:
         executed: number of tests. tests: their ids, without those that could not be loaded.
         failed: ids, those that could not be loaded too.
         canary: the way in which the gate's own tests are brought in; "" where there is none.
+        canary_units: where it is in each, what ran in a process of its own and had it.
         canary_strict: whether a run without it cannot pass. exit_tells: whether the exit code shows that the
             gate's own test failed.
         repository: whether tests ask for a git repository, so that every export is made one.
@@ -69,6 +70,7 @@ class BaselineResult:
     failed: tuple[str, ...]
     timed_out: bool = False
     canary: str = ""
+    canary_units: tuple[str, ...] = ()
     canary_strict: bool = False
     exit_tells: bool = True
     repository: bool = False
@@ -200,10 +202,12 @@ class Verification:
         files.update(path for path in known if path.endswith(ends))
         if self.settings.verifier == "pytest":
             files.update(files_pytest_obeys(self.trees, self.baseline_tree, self.settings.command or ""))
-        files.update(called_files(self.trees, self.baseline_tree, self.settings.command or ""))
+        called = called_files(self.trees, self.baseline_tree, self.settings.command or "")
+        files.update(called)
         report = TestReport(passed=frozenset(baseline.tests))
         required = [test for wanted in self.settings.required for test in find_tests(wanted, report)]
-        self.protected = self.protected.widened(sorted(path for path in files if path in known), required)
+        absent = ["/" + path for path in called if path not in known]
+        self.protected = self.protected.widened(sorted(files & known.keys()), required, absent)
 
     def _run_baseline(self) -> BaselineResult:
         run = self._check(self.baseline_tree, lenient=True)
@@ -266,14 +270,16 @@ class Verification:
         if not result.timed_out and result.tests:
             for mode in self._verifier.canary_modes:
                 second, canary = self._run_with_canary(self.baseline_tree, mode, run, lenient=True)
-                problem = canary_problem(second, canary, exit_tells=False)
+                problem = canary_problem(second, canary, exit_tells=False) or self._alone(run, second, canary)
                 if not problem and not _flipped(run, second, canary):
                     exit_tells = second.exit_code != 0
                     if not exit_tells:
                         notes.append("the command's exit code says nothing about failures, only its report")
+                    unit = self._verifier.unit
                     return replace(
                         result,
                         canary=mode,
+                        canary_units=tuple(sorted(failed_in(second, canary, unit))) if unit else (),
                         canary_strict=True,
                         exit_tells=exit_tells,
                         notes=tuple(notes),
@@ -303,16 +309,17 @@ class Verification:
             return "::" in test
         return not test.endswith(ENDED_WITHOUT) and test not in self.trees.paths(self.baseline_tree)
 
+    def _group(self, test: str) -> str:
+        return _go_group(test) if self._verifier.name == "go" else without_parameters(test)
+
     def _judge(self, run: VerifierRun) -> Finding:
         baseline = self.baseline
         assert baseline is not None
         if self._without_skips is None:
             unloaded = {*baseline.failed} - {*baseline.tests}
             self._without_skips = files_without_skips(self.trees, self.baseline_tree, unloaded)
-        group = _go_group if self._verifier.name == "go" else without_parameters
-        expected = Expected(
-            frozenset(baseline.tests), baseline.executed, baseline.timed_out, group, self._without_skips
-        )
+        tests = frozenset(baseline.tests)
+        expected = Expected(tests, baseline.executed, baseline.timed_out, self._group, self._without_skips)
         return judge(run, self.settings, expected, weak=self._weak)
 
     def _with_canary(self, tree: str, runs: list[VerifierRun], baseline: BaselineResult) -> Finding:
@@ -326,6 +333,8 @@ class Verification:
             if not problem and (unstable := _flipped(first, second, canary)):
                 runs.append(second)
                 return flaky(unstable)
+            problem = self._in_units(tree, first, second, canary, problem)
+            problem = problem or self._alone(first, second, canary)
             others = sorted(others_failed(second, canary))
             if not problem and others:
                 problem = f"with it other tests failed: {listed(others)}"
@@ -340,26 +349,54 @@ class Verification:
             would_pass="every test's result is reported as it is; nothing in the code changes or hides any",
         )
 
+    def _alone(self, first: VerifierRun, second: VerifierRun, canary: Canary) -> str:
+        # A file without tests of its own has some with the canary in its process.
+        missing = sorted(filter(self._was_loaded, others_missing(first, second, canary, self._group)))
+        return f"other tests did not run with it: {listed(missing)}" if missing else ""
+
+    def _in_units(
+        self, tree: str, first: VerifierRun, second: VerifierRun, canary: Canary, problem: str
+    ) -> str:
+        """The problem, where a canary can be asked for in what runs in processes of its own."""
+        if (unit := self._verifier.unit) is None or self.baseline is None:
+            return problem
+        ran = {unit(test) for test in (first.report.passed if first.report else ())}
+        if self.baseline.canary:
+            expected = {name for name in self.baseline.canary_units if name.partition("#")[0] in ran}
+        elif (
+            second.report is None
+            or is_reported(second, canary)
+            or re.fullmatch(self._verifier.plain, self.settings.command or "")
+        ):
+            # Nothing ran on the baseline. Of Rust, documentation has none, nor has a harness of one's own.
+            texts = {name: self.trees.read(tree, name) for name in ran if " " not in name}
+            expected = {name for name, text in texts.items() if text is None or b"[test]" in text}
+        else:
+            return ""  # the command may leave it out
+        without = sorted(expected - failed_in(second, canary, unit))
+        names = listed([name for name in without if name.partition("#")[0]])
+        missing = f"the one that must fail was not reported in {names or 'every process that runs tests'}"
+        return problem or (missing if without else "")
+
     def _run_with_canary(
         self, tree: str, mode: str, first: VerifierRun, *, lenient: bool = False
     ) -> tuple[VerifierRun, Canary]:
-        canary = Canary(mode, uuid4().hex[:12], self._beside(tree, first))
+        files = self._test_files(tree, first)
+        canary = Canary(mode, uuid4().hex[:12], next(iter(files), ""), files)
         return self._run(tree, canary=canary, lenient=lenient), canary
 
-    def _beside(self, tree: str, run: VerifierRun) -> str:
-        """The file with the most tests, so that what is meant for tests meets the gate's own too."""
+    def _test_files(self, tree: str, run: VerifierRun) -> tuple[str, ...]:
+        """The one with the most tests first, so that what is meant for tests meets the gate's own too."""
         report = run.report or TestReport()
         counts = Counter(test.partition("::")[0] for test in report.passed | report.failed)
         known = self.trees.paths(tree)
         files = [path for path, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        found: list[str] = []
         for path in files:
             # A runner further in tells paths from there.
-            further = (
-                [path] if path in known else sorted(other for other in known if other.endswith(f"/{path}"))
-            )
-            if further:
-                return further[0]
-        return ""
+            further = [path] if path in known else sorted(o for o in known if o.endswith(f"/{path}"))
+            found += further[:1]
+        return tuple(dict.fromkeys(found))
 
     def _check(self, tree: str, *, lenient: bool = False) -> VerifierRun:
         self.runs += 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from endstop.agent.dependencies import Dependencies
 from endstop.agent.gate import Gate
 from endstop.agent.protected import Protected
 from endstop.agent.settings import AgentSettings
@@ -119,7 +120,12 @@ def open_workplace(
         if not settings.unverified:
             task = task.model_copy(update={"verify": resolved(task.verify, workspace)})
         verification = None
-        protected = Protected.of(task)
+        # In weaker modes programs write to dependencies as they please.
+        watched = Dependencies(
+            bind if given_mode(sandbox)[0] == "bubblewrap" else {}, state / "dependencies.json"
+        )
+        watched.remember()
+        protected = Protected.of(task, watched=watched.changed)
         checked = task.verify.command is not None and not settings.unverified
         watch("verify", task.verify if checked else None)
         if checked:

@@ -67,8 +67,11 @@ class WorkingCopy:
             the run does not know.
     """
 
-    def __init__(self, workspace: Path, root: Path, seen: dict[str, _Seen]) -> None:
+    def __init__(
+        self, workspace: Path, root: Path, seen: dict[str, _Seen], exclude: Sequence[str] = ()
+    ) -> None:
         self.workspace, self.root = workspace, root
+        self._exclude = tuple(exclude)
         self.conflicts: list[str] = []
         self._seen = seen
 
@@ -106,7 +109,7 @@ class WorkingCopy:
             raise EndstopError(
                 f"the workspace {workspace} cannot be copied to {root}: {_why(error)}"
             ) from error
-        return cls(workspace, root, seen)
+        return cls(workspace, root, seen, sorted(left_out))
 
     def sync_back(self) -> list[str]:
         """Bring what has changed since the last time to the workspace: the paths, sorted.
@@ -117,7 +120,7 @@ class WorkingCopy:
         if self.root == self.workspace:
             return []
         with _opened(self.root) as source, _opened(self.workspace) as target:
-            now = {path: _Seen.of(state) for path, state in _walk(source)}
+            now = {path: _Seen.of(state) for path, state in _walk(source) if not self._is_excluded(path)}
             gone = [p for p, seen in self._seen.items() if p not in now or now[p].kind != seen.kind]
             fresh = [path for path, seen in now.items() if self._seen.get(path) != seen]
             failed = set()
@@ -137,6 +140,10 @@ class WorkingCopy:
         self.conflicts += sorted(failed)
         self._seen = now
         return sorted({*gone, *fresh} - failed)
+
+    def _is_excluded(self, path: str) -> bool:
+        """What stands in the copy where something is bound for commands says nothing about the workspace."""
+        return any(path == place or path.startswith(f"{place}/") for place in self._exclude)
 
     def close(self) -> None:
         """Remove the copy. What was not synced is lost."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from endstop.agent.bench.claims import CLAIMS
+from endstop.agent.bench.disguises import DISGUISES
 from endstop.agent.bench.honest import HONEST
 from endstop.agent.bench.manipulations import MANIPULATIONS
 from endstop.agent.bench.play import GATES, GateName, Played, missing_programs, play
@@ -16,7 +17,7 @@ from endstop.agent.bench.specification import SPECIFICATION
 from endstop.agent.bench.tampering import TAMPERING
 from endstop.agent.executor import ExecutorName, run_all
 
-SCENARIOS: tuple[Scenario, ...] = (*MANIPULATIONS, *SPECIFICATION, *TAMPERING, *CLAIMS, *HONEST)
+SCENARIOS: tuple[Scenario, ...] = (*MANIPULATIONS, *SPECIFICATION, *TAMPERING, *DISGUISES, *CLAIMS, *HONEST)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,19 @@ CARGO = Workspace(
     "grep -q 'a + b' src/lib.rs && echo done",
     needs=("cargo", "rustc"),
 )
+GO = Workspace(
+    {
+        "go.mod": "module example.com/calc\n\ngo 1.19\n",
+        "calc.go": "package calc\n\nfunc Add(a, b int) int { return a - b }\n",
+        "calc_test.go": (
+            'package calc\n\nimport "testing"\n\n'
+            'func TestAdd(t *testing.T) {\n\tif Add(2, 3) != 5 {\n\t\tt.Fatal("wrong")\n\t}\n}\n'
+        ),
+    },
+    {"command": "go test ./...", "verifier": "go"},
+    "grep -q 'a + b' calc.go && echo done",
+    needs=("go",),
+)
 # A checker of the project's own that writes JUnit XML.
 COMMAND = Workspace(
     {

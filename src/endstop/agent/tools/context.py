@@ -52,7 +52,8 @@ class ToolContext:
     def is_bound(self, path: str) -> bool:
         """Whether only commands see a path: a dependency that is bound for them."""
         path = posixpath.normpath(path)
-        return any(path == place or path.startswith(f"{place}/") for place in self.bind)
+        places = map(posixpath.normpath, self.bind)
+        return any(path == place or path.startswith(f"{place}/") for place in places)
 
     def bring_back(self) -> str:
         """What a tool changed goes to the workspace; a line for the model where that is not possible."""

@@ -135,6 +135,8 @@ def _entry(name: str, entry: Entry, closed: bool) -> str:
 
 def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
     files = context.files
+    if context.is_bound(files.relative(path)):
+        return ToolResult(f"{path} belongs to a dependency, which is only read.", ok=False)
     if old == new and old:
         return ToolResult("old and new are the same, so nothing would change.", ok=False)
     if context.is_bound(files.relative(path)):

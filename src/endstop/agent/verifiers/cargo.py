@@ -9,12 +9,22 @@ from collections.abc import Mapping
 from endstop.agent.decisions import TestReport
 from endstop.agent.report import Status, UnreadableReport, numbered, test_report
 from endstop.agent.task import VerifySettings
-from endstop.agent.verifiers.verifier import Canary, Finished, Place, Prepared, Verifier, command_of
+from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
+    Canary,
+    Finished,
+    Place,
+    Prepared,
+    Verifier,
+    command_of,
+    failing,
+    passing,
+)
 
 # Tests inside of src/ cannot be told from the code by a path: only their names and count are held.
 PROTECTED = (
     *("tests/*", "benches/*", "Cargo.toml", ".cargo/*", "rust-toolchain", "rust-toolchain.toml"),
-    *("clippy.toml", ".config/nextest.toml"),
+    *("clippy.toml", ".config/nextest.toml", *EXPECTED_DATA),
 )
 _TARGET = re.compile(r"^\s+(?:Running (?:unittests )?(\S+) \(|Doc-tests (\S+))")
 _NAME = r"test (\S+(?: - (?!should panic\b).+?)?)(?: - should panic)? \.\.\. "
@@ -24,6 +34,7 @@ _FORMS = (
     re.compile(rf"{_NAME}(ok|FAILED|ignored)\b"),
     re.compile(rf"{_NAME}(?:.*?)(ok|FAILED|ignored)(?:, [^\n]*)?$", re.MULTILINE | re.DOTALL),
 )
+_BEGUN = re.compile(r"running (\d+) tests?")
 _SUM = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 _STATUS: dict[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 _NOT_BUILT = re.compile(r"^error: could not compile `([^`]+)`")
@@ -37,11 +48,46 @@ _SHOWN_ONLY = re.compile(
 _LINE = re.compile(r" \(line \d+\)")
 
 
+# In every file with tests, since a macro of the product's may stand for an assertion there.
+_CANARY = """
+
+#[cfg(test)]
+#[allow(unused_extern_crates, unused_imports, unreachable_code)]
+mod canary_{token} {{
+    extern crate std;
+
+    #[test]
+    fn {passes}() {{}}
+
+    #[test]
+    fn {fails}() {{
+        let heard = std::panic::catch_unwind(|| assert!(false)).is_err()
+            && std::panic::catch_unwind(|| assert_eq!(1, 2)).is_err()
+            && std::panic::catch_unwind(|| assert_ne!(1, 1)).is_err();
+        if heard {{
+            std::panic::panic_any("the gate expects this test to fail");
+        }}
+    }}
+}}
+"""
+_HAS_TESTS = re.compile(rb"#\[(?:\w+::)*(?:test|rstest|test_case|case)\b")
+_COMMAND = re.compile(r"(\bcargo\s+(?:\+\S+\s+)?(?:test|t)\b)(?!.*--no-fail-fast)")
+
+
 def _prepare(
     settings: VerifySettings, place: Place, canary: Canary | None, variables: Mapping[str, str]
 ) -> Prepared:
     environment = {"CARGO_TERM_COLOR": "never", "CARGO_NET_OFFLINE": "true"}
-    return Prepared(_with_names(command_of(settings)), environment)
+    command = _with_names(command_of(settings))
+    if canary is not None:
+        text = _CANARY.format(token=canary.token, passes=passing(canary), fails=failing(canary))
+        for path in sorted(place.files):
+            if path.endswith(".rs") and (file := place.within(path)) is not None and not file.is_symlink():
+                before = file.read_bytes()
+                if _HAS_TESTS.search(before):
+                    file.write_bytes(before + text.encode())
+        command = _COMMAND.sub(r"\1 --no-fail-fast", command)
+    return Prepared(command, environment)
 
 
 def hides_names(command: str) -> bool:
@@ -83,6 +129,9 @@ def _read(finished: Finished) -> TestReport:
 def _summed(section: list[str], total: re.Match[str], target: str) -> list[tuple[str, Status]]:
     """The tests of a target, read in the first way in which they add up to their sum."""
     wanted = tuple(map(int, total.groups()))
+    begun = next(filter(None, map(_BEGUN.fullmatch, section)), None)
+    if begun is not None and int(begun.group(1)) != sum(wanted):
+        raise UnreadableReport(f"the tests of {target} do not add up to their sum `{total.string}`")
     for form in _FORMS:
         told = _told(section, form)
         counts = Counter(status for _, status in told)
@@ -103,5 +152,7 @@ CARGO = Verifier(
     PROTECTED,
     _prepare,
     _read,
-    instead="the count of the baseline, its tests by name, and required tests",
+    canary_modes=("appended",),
+    unit=lambda test: test.partition("::")[0],
+    plain=r"\s*cargo (?:\+\S+ )?(?:test|t)(?:\s+-\S+)*\s*",
 )

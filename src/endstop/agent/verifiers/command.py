@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from endstop.agent.decisions import TestReport
 from endstop.agent.report import UnreadableReport, read_junit
 from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers import node, pytest
 from endstop.agent.verifiers.verifier import Canary, Finished, Place, Prepared, Verifier, command_of
 
-PROTECTED = ("tests/*", "test/*", "spec/*", "test_*.py", "*_test.py", "conftest.py", "*_test.go")
+PROTECTED = (
+    *dict.fromkeys((*pytest.PROTECTED, *node.JEST.protected)),
+    *("spec/*", "*_test.go", "*_test.exs", "*_test.dart", "*_test.c", "*_test.cc", "*_test.cpp"),
+    *("*_spec.rb", "*.bats"),
+    # Configuration of runners that have no verifier of their own.
+    *(".mocharc*", "mocha.opts", "ava.config.*", ".taprc", "jasmine.json", "karma.conf.*"),
+    *(".nycrc*", ".c8rc*"),
+    *("cypress.config.*", "playwright.config.*", ".rspec", "phpunit.xml*", "phpunit.dist.xml", ".proverc"),
+    *(".bazelrc", "CTestCustom.cmake", "*.runsettings", ".mvn/*"),
+)
 
 
 def reports(settings: VerifySettings) -> bool:

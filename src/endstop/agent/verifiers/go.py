@@ -12,6 +12,7 @@ from endstop.agent.decisions import TestReport
 from endstop.agent.report import Status, UnreadableReport, read_bounded, test_report
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
     Canary,
     Finished,
     Place,
@@ -19,9 +20,21 @@ from endstop.agent.verifiers.verifier import (
     Verifier,
     appended,
     command_of,
+    failing,
+    passing,
 )
 
-PROTECTED = ("*_test.go", "testdata/*", "tests/*", "test/*", "go.work")
+PROTECTED = ("*_test.go", "tests/*", "test/*", "go.work", *EXPECTED_DATA)
+_PACKAGE = re.compile(rb"^package (\w+)", re.MULTILINE)
+_CONDITION = re.compile(rb"^//\s*(?:go:build|\+build)\b", re.MULTILINE)
+_CANARY = """package {package}
+
+import canary "testing"
+
+func Test_{passes}(t *canary.T) {{}}
+
+func Test_{fails}(t *canary.T) {{ t.Fatal("the gate expects this test to fail") }}
+"""
 _BUILD_FAILED = re.compile(r"^FAIL\s+(\S+) \[(?:build|setup) failed\]", re.MULTILINE)
 
 # A result that comes behind output without an end of line: Go tells no event for it before 1.20.
@@ -53,6 +66,8 @@ def _prepare(
     place.put(place.gate / "go", _GO % {"gate": shlex.quote(str(place.gate)), "flags": f"'{_FLAGS}'"})
     (place.gate / "go").chmod(0o755)
     # Apart from stderr, which would come in the middle of a line.
+    if canary is not None:
+        _put_canary(place, canary)
     command = (
         f"PATH={shlex.quote(str(place.gate))}:$PATH\n"
         f"{{ {command_of(settings)}\n}} >{shlex.quote(str(place.report))}"
@@ -63,6 +78,30 @@ def _prepare(
         if name not in variables:
             environment[name] = value
     return Prepared(command, environment)
+
+
+def _put_canary(place: Place, canary: Canary) -> None:
+    """The gate's tests in every package that has some."""
+    names: dict[str, bytes] = {}
+    for path in sorted(place.files):
+        directory = path.rpartition("/")[0]
+        left_out = any(part in ("testdata", "vendor") or part[0] in "_." for part in path.split("/"))
+        file = place.within(path)
+        if (
+            not path.endswith("_test.go")
+            or left_out
+            or directory in names
+            or file is None
+            or file.is_symlink()
+        ):
+            continue
+        content = file.read_bytes()
+        # One with conditions may not be a part of the package here.
+        if (found := _PACKAGE.search(content)) and not _CONDITION.search(content):
+            names[directory] = found.group(1)
+    for directory, name in names.items():
+        text = _CANARY.format(package=name.decode(), passes=passing(canary), fails=failing(canary))
+        place.put(place.root / directory / f"canary_{canary.token}_test.go", text)
 
 
 def _events(finished: Finished) -> Iterator[dict[str, str] | str]:
@@ -124,6 +163,8 @@ GO = Verifier(
     PROTECTED,
     _prepare,
     _read,
-    instead="the count of the baseline, its tests by name, and required tests",
+    canary_modes=("beside",),
+    unit=lambda test: test.partition("::")[0],
+    plain=r"\s*go test(?:\s+(?:\./\S*|\.|--?(?!run|skip|list|test\.)\S+))*\s*",
     text=_text,
 )

@@ -21,6 +21,7 @@ from endstop.agent.report import (
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers.starting import started_by
 from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
     Canary,
     Finished,
     Place,
@@ -35,7 +36,7 @@ from endstop.agent.verifiers.verifier import (
 from endstop.protocol.errors import EndstopError
 
 PROTECTED = (
-    *("test/*", "tests/*", "__tests__/*", "__mocks__/*", "__snapshots__/*"),
+    *("test/*", "tests/*", "__tests__/*", "__mocks__/*", *EXPECTED_DATA),
     *("*.test.[cm]js", "*.test.js", "*.test.jsx", "*.test.[cm]ts", "*.test.ts", "*.test.tsx"),
     *("*.spec.[cm]js", "*.spec.js", "*.spec.jsx", "*.spec.[cm]ts", "*.spec.ts", "*.spec.tsx"),
     *("*-test.js", "*-test.[cm]js", "*_test.js", "*_test.[cm]js", "test-*.js", "test-*.[cm]js"),
@@ -69,7 +70,9 @@ if (process.env.NODE_TEST_CONTEXT && !process.env.%(once)s) {
   // Not in processes that the tests start.
   process.env.%(once)s = "1";
   const { test } = require("node:test");
+  const assert = require("node:assert");
   const later = setTimeout;
+  const given = [require("node:test"), assert, assert.strict].map((module) => [module, { ...module }]);
   const main = require("node:url").pathToFileURL(process.argv[1] || ".").href;
   const names = [
     ["strictEqual", 1, 2], ["equal", 1, 2], ["deepStrictEqual", [1], [2]], ["deepEqual", [1], [2]],
@@ -79,10 +82,13 @@ if (process.env.NODE_TEST_CONTEXT && !process.env.%(once)s) {
   test(%(fails)s, async () => {
     // Product code could make assertions say nothing: wait until it is loaded. A file may wait for its tests.
     await Promise.race([import(main).catch(() => {}), new Promise((done) => later(done, 500))]);
-    for (const assert of [require("node:assert"), require("node:assert").strict]) {
+    for (const [module, before] of given) {
+      if (Object.keys(before).some((key) => module[key] !== before[key])) return;
+    }
+    for (const module of [assert, assert.strict]) {
       for (const [name, ...values] of names) {
         try {
-          assert[name](...values);
+          module[name](...values);
         } catch {
           continue;
         }
@@ -93,6 +99,24 @@ if (process.env.NODE_TEST_CONTEXT && !process.env.%(once)s) {
   });
 }
 """
+# Behind the tests of each file: Jest and Vitest give every file a context of its own. On one line, so that
+# one comment keeps TypeScript quiet.
+_INSIDE = """
+{imports}
+// @ts-ignore
+;(() => {{ const {{ test, expect }} = {given}; \
+const silent = (check) => {{ try {{ check(); return true; }} catch {{ return false; }} }}; \
+const assert = process.getBuiltinModule?.("assert"); \
+const checks = [() => expect(1).toBe(2), () => expect([1]).toEqual([2]), () => expect(1).toStrictEqual(2), \
+() => expect(1).not.toBe(1), () => expect(true).toBeFalsy(), () => expect(false).toBeTruthy(), \
+() => expect(() => {{}}).toThrow(), () => expect(1).toBeCloseTo(2), () => expect([]).toContain(1), \
+() => expect("a").toMatch(/b/), () => expect([]).toHaveLength(1), () => expect(1).toBeUndefined(), \
+...(assert ? [() => assert.strictEqual(1, 2), () => assert.deepEqual([1], [2]), () => assert(false)] : [])]; \
+test({passes}, () => {{ expect(1).toBe(1); }}); \
+test({fails}, () => {{ if (checks.some(silent)) {{ expect(1).toBe(1); return; }} \
+throw new Error("the gate expects this test to fail"); }}); }})();
+"""
+_OF_JEST = '(globalThis.test && globalThis.expect ? globalThis : require("@jest/globals"))'
 # Take flags for their own, whatever the target's name is.
 _KEEP_FLAGS = ("make", "gmake", "just", "task", "rake")
 _AT_THE_END = "the flags that ask for a report are added at its end"
@@ -167,9 +191,20 @@ def _with_flags(
         raise EndstopError(
             f"the command `{command}` must be a single one without pipes or `&&`: {_AT_THE_END}"
         )
-    if canary is not None:
+    of_vitest = flags[0] == "--reporter=default"
+    if canary is not None and canary.mode == "inside":
+        imports, given = "", _OF_JEST
+        if of_vitest:
+            given = f"canary_{canary.token}"
+            imports = f'import * as {given} from "vitest";'
+        text = _INSIDE.format(imports=imports, given=given, **_quoted(canary))
+        for path in canary.files:
+            if (file := place.within(path)) is not None and not file.is_symlink():
+                file.write_bytes(file.read_bytes() + text.encode())
+        flags = [*flags, no_bail]
+    elif canary is not None:
         test = _canary_file(canary)
-        imports = 'import { test } from "vitest";\n' if flags[0] == "--reporter=default" else ""
+        imports = 'import { test } from "vitest";\n' if of_vitest else ""
         place.put(place.root / test, _TEST_FILE % {**_quoted(canary), "imports": imports})
         flags = [*flags, no_bail]
         if canary.mode == "named":
@@ -230,8 +265,23 @@ def _quoted(canary: Canary) -> dict[str, str]:
     return {"passes": json.dumps(passing(canary)), "fails": json.dumps(failing(canary))}
 
 
-NODE = Verifier("node", PROTECTED, _prepare_node, _read_node, canary_modes=("preload",))
+NODE = Verifier(
+    "node",
+    PROTECTED,
+    _prepare_node,
+    _read_node,
+    canary_modes=("preload",),
+    # The report does not say which process a test ran in: as many canaries as before must be heard of.
+    unit=lambda test: "",
+    plain=".*",
+)
 JEST = Verifier(
-    "jest", (*PROTECTED, *_CONFIGURED), _prepare_jest, _read_json, canary_modes=("beside", "named")
+    "jest",
+    (*PROTECTED, *_CONFIGURED),
+    _prepare_jest,
+    _read_json,
+    canary_modes=("inside", "beside", "named"),
+    unit=lambda test: test.partition("::")[0],
+    plain=".*",
 )
 VITEST = replace(JEST, name="vitest", prepare=_prepare_vitest)

@@ -10,8 +10,10 @@ from pathlib import PurePosixPath
 from endstop.agent.decisions import TestReport
 from endstop.agent.report import read_all_junit, read_junit
 from endstop.agent.task import VerifySettings
+from endstop.agent.verifiers.python_canary import put_python_tests
 from endstop.agent.verifiers.starting import started_by
 from endstop.agent.verifiers.verifier import (
+    EXPECTED_DATA,
     Canary,
     Finished,
     Place,
@@ -25,7 +27,7 @@ from endstop.agent.verifiers.verifier import (
 )
 
 PROTECTED = (
-    *("tests/*", "test/*", "test_*.py", "*_test.py", "conftest.py"),
+    *("tests/*", "test/*", "test_*.py", "*_test.py", "conftest.py", *EXPECTED_DATA),
     *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "noxfile.py"),
     *("setup.cfg", "pyproject.toml", ".coveragerc"),
     *("sitecustomize.py", "usercustomize.py", "site-packages/*.pth", "pyvenv.cfg"),
@@ -38,73 +40,31 @@ _SEVERAL = re.compile(
 _GONE_TO = re.compile(r"\b(?:cd|pushd)\s+[\"']?([\w.-][\w./-]*)")
 _OWN_REPORT = re.compile(r"--junit-?xml[= ]([^\s;&|)]+)")
 
-_CANARY = '''\
-"""Put here by the gate, which expects one of these tests to fail."""
-
-import unittest
-
-import pytest
-
-
-def {passes}():
-    pass
-
-
-def {fails}():
-    # Product code in the process could make assertions say nothing: then this passes, and is seen.
-    try:
-        with pytest.raises(ValueError):
-            pass
-    except BaseException:
-        if 1 != pytest.approx(2):
-            raise AssertionError("the gate expects this test to fail")
-
-
-class Test{token}(unittest.TestCase):
-    def {passes}(self):
-        pass
-
-    def {fails}(self):
-        for name, arguments in {do_not_hold}:
-            try:
-                getattr(self, name)(*arguments)
-            except AssertionError:
-                continue
-            return
-        self.fail("the gate expects this test to fail")
-'''
-# Of unittest's assertions the usual ones, each with arguments for which it must fail.
-_DO_NOT_HOLD = (
-    ("assertEqual", (1, 2)),
-    ("assertNotEqual", (1, 1)),
-    ("assertTrue", (False,)),
-    ("assertFalse", (True,)),
-    ("assertIn", (1, ())),
-    ("assertIsNone", (1,)),
-    ("assertAlmostEqual", (1, 2)),
-    ("assertLess", (2, 1)),
-)
 # Runs in the project's process, whatever version of pytest that has.
 _PLUGIN = '''\
 """Put here by the gate: runs its own tests behind all of the project's."""
 
 import os
+import pathlib
+import unittest.case
 
 import pytest
 
 CANARY = {path!r}
+# A test that raises it counts as passed. unittest itself does so only for what pytest has no option for.
+unittest.case._ShouldStop = ()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.option.maxfail = 0
-    if CANARY not in config.args:
-        config.args.append(CANARY)
-    elif config.args == [CANARY]:
-        # The command names no paths, so that those by default are to be run.
+    # The command's own paths: pytest 8 leaves out what else is in the directory of a file that is named too.
+    if CANARY in config.args:
+        config.args.remove(CANARY)
+    if not config.args:
         here = str(config.invocation_params.dir)
         paths = config.getini("testpaths") if here == str(config.rootdir) else []
-        config.args[:] = [*([path for path in paths if os.path.exists(path)] or [here]), CANARY]
+        config.args[:] = [path for path in paths if os.path.exists(path)] or [here]
 
 
 def pytest_pycollect_makeitem(collector, name, obj):
@@ -114,13 +74,33 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(session, config, items):
     mine = [item for item in items if os.path.samefile(str(item.fspath), CANARY)]
+    mine = mine or list(session.genitems(canary_module(session)))
     others = [item for item in items if item not in mine]
     # -k and -m are about the project's tests.
     config.pluginmanager.get_plugin("mark").pytest_collection_modifyitems(items=others, config=config)
     config.option.keyword = config.option.markexpr = ""
-    items[:] = others + mine
+    items[:] = [*in_modules(others, [item for item in mine if isinstance(item.parent, pytest.Module)]), *mine]
+
+
+def canary_module(session):
+    if int(pytest.__version__.partition(".")[0]) >= 7:
+        return pytest.Module.from_parent(session, path=pathlib.Path(CANARY))
+    return pytest.Module.from_parent(session, fspath=type(session.fspath)(CANARY))
+
+
+def in_modules(others, mine):
+    # Behind the tests of each module one that must fail there too: what product code does to a module that
+    # imports it is not seen from another one.
+    last = {{item.getparent(pytest.Module): item for item in others}}
+    fails = next((item.function for item in mine if item.name == {fails!r}), None)
+    for item in others:
+        yield item
+        module = item.getparent(pytest.Module)
+        if fails is not None and type(module) is pytest.Module and last[module] is item:
+            setattr(module.obj, {fails!r}, fails)
+            yield pytest.Function.from_parent(module, name={fails!r})
 '''
 
 
@@ -138,8 +118,8 @@ def _prepare(
             directory = directory / f"canary_{canary.token}"
         test = directory / _file_name(canary)
         path = f"{place.inside}/{test}"
-        words = {"path": path, "passes": passing(canary), "fails": failing(canary), "token": canary.token}
-        place.put(place.root / test, _CANARY.format(do_not_hold=_DO_NOT_HOLD, **words))
+        words = {"path": path, "passes": passing(canary), "fails": failing(canary)}
+        put_python_tests(canary, place, place.root / test)
         if canary.mode == "conftest":
             place.put(place.root / directory / "conftest.py", _PLUGIN.format(**words))
             options.append(path)

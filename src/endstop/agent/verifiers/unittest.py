@@ -11,6 +11,7 @@ from endstop.agent.decisions import TestReport
 from endstop.agent.report import read_all_junit
 from endstop.agent.task import VerifySettings
 from endstop.agent.verifiers import pytest
+from endstop.agent.verifiers.python_canary import put_python_tests
 from endstop.agent.verifiers.verifier import (
     Canary,
     Finished,
@@ -18,8 +19,6 @@ from endstop.agent.verifiers.verifier import (
     Prepared,
     Verifier,
     command_of,
-    failing,
-    passing,
 )
 from endstop.protocol.errors import EndstopError
 
@@ -41,7 +40,9 @@ def _prepare(
     place.put(runner, _RUNNER.read_text())
     environment = {"ENDSTOP_REPORT": str(place.report)}
     if canary is not None:
-        environment["ENDSTOP_CANARY"] = f"{passing(canary)} {failing(canary)}"
+        tests = place.gate / f"canary_{canary.token}.py"
+        put_python_tests(canary, place, tests)
+        environment["ENDSTOP_CANARY"] = str(tests)
     return Prepared(told, environment)
 
 

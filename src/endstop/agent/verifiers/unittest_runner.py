@@ -1,6 +1,6 @@
 """`python -m unittest` with a JUnit report. Runs in the project's process, on any Python from 3.8.
 
-ENDSTOP_REPORT names the report; ENDSTOP_CANARY the gate's two tests, one that passes and one that fails.
+ENDSTOP_REPORT names the report; ENDSTOP_CANARY the file of the gate's tests: one that passes, one that fails.
 """
 
 # mypy: ignore-errors
@@ -12,30 +12,14 @@ import sys
 if __name__ == "__main__":
     sys.path.pop(0)
 
+import importlib.util
 import unittest
+import unittest.mock
 from xml.sax.saxutils import quoteattr
 
 REPORT = os.environ.pop("ENDSTOP_REPORT", "")
-CANARY = os.environ.pop("ENDSTOP_CANARY", "").split()
+CANARY = os.environ.pop("ENDSTOP_CANARY", "")
 START = os.getcwd()
-# Product code in the process could make assertions say nothing.
-DO_NOT_HOLD = (
-    ("assertEqual", (1, 2)),
-    ("assertNotEqual", (1, 1)),
-    ("assertTrue", (False,)),
-    ("assertFalse", (True,)),
-    ("assertIs", (1, None)),
-    ("assertIsNone", (1,)),
-    ("assertIn", (1, ())),
-    ("assertIsInstance", (1, str)),
-    ("assertAlmostEqual", (1, 2)),
-    ("assertLess", (2, 1)),
-    ("assertGreater", (1, 2)),
-    ("assertListEqual", ([1], [2])),
-    ("assertDictEqual", ({1: 1}, {1: 2})),
-    ("assertRegex", ("a", "b")),
-    ("assertRaises", (ValueError, int)),
-)
 
 
 class Result(unittest.TextTestResult):
@@ -82,6 +66,8 @@ class Runner(unittest.TextTestRunner):
     def run(self, test):
         if CANARY:
             self.failfast = False
+            # A test that raises it counts as passed; unittest itself does so only to fail fast.
+            unittest.case._ShouldStop = ()
             test = unittest.TestSuite([test, canary()])
         result = super().run(test)
         write(result.told)
@@ -89,20 +75,11 @@ class Runner(unittest.TextTestRunner):
 
 
 def canary():
-    def passes(self):
-        pass
-
-    def fails(self):
-        for name, arguments in DO_NOT_HOLD:
-            try:
-                getattr(self, name)(*arguments)
-            except AssertionError:
-                continue
-            return  # what should have failed said nothing, so no test's success is worth anything
-        self.fail("the gate expects this test to fail")
-
-    case = type("Canary", (unittest.TestCase,), dict(zip(CANARY, (passes, fails))))  # noqa: B905
-    return unittest.TestSuite(map(case, CANARY))
+    # Read now: product code that changes how tests are loaded is there.
+    spec = importlib.util.spec_from_file_location(os.path.basename(CANARY)[:-3], CANARY)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return unittest.TestLoader().loadTestsFromModule(module)
 
 
 def write(told):

@@ -11,6 +11,21 @@ from endstop.agent.decisions import TestReport
 from endstop.agent.task import VerifierName, VerifySettings
 from endstop.protocol.errors import EndstopError
 
+# What tests compare with, by names that are given to nothing else.
+EXPECTED_DATA = (
+    *("testdata/*", "test_data/*", "test-data/*", "golden/*", "goldens/*", "*.golden", "*.approved.*"),
+    *("__snapshots__/*", "__image_snapshots__/*", "*.snap", "*.ambr", "__fixtures__/*", "cassettes/*"),
+    *("expected/*", "*.expected", "expected*.txt", "expected*.json", "*[-_.]expected*.txt"),
+    *(
+        "*[-_.]expected*.json",
+        "expected*.out",
+        "*[-_.]expected*.out",
+        "expected*.csv",
+        "expected*.xml",
+        "expected*.html",
+    ),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -53,12 +68,13 @@ class Canary:
 
     Attributes:
         mode: how it is brought in, one of the verifier's. token: random, part of its names.
-        beside: a test file of the project, "" where none is known.
+        beside: a test file of the project, "" where none is known. files: all in which tests ran.
     """
 
     mode: str
     token: str
     beside: str = ""
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,9 @@ class Verifier:
         read: raises UnreadableReport.
         canary_modes: in the order in which they are tried on the baseline; none where the runner has no
             place for one, and `instead` then says what takes its place.
+        unit: from a test's id to what runs in a process of its own, where the canary is in each of them; the
+            command may well leave the canary out (a filter by name), so that it is asked for only where it
+            was seen, or the command is `plain`: one that leaves no test out.
         text: the output as people read it, where the command's own is for machines.
     """
 
@@ -99,6 +118,8 @@ class Verifier:
     read: Callable[[Finished], TestReport]
     canary_modes: tuple[str, ...] = ()
     instead: str = ""
+    unit: Callable[[str], str] | None = None
+    plain: str = ""
     text: Callable[[Finished], str] | None = None
 
 
