@@ -281,8 +281,8 @@ def apply(root: Path, kind: str, name: str, number: int) -> None:
             path.chmod((0o644, 0o600, 0o755, 0o444)[number] | (0o100 if path.is_dir() else 0))
         elif kind == "remove":
             subprocess.run(["rm", "-rf", "--", str(path)], check=True)
-    except (OSError, RuntimeError):
-        pass
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        pass  # below a link that leads to itself, for one
 
 
 @copied
