@@ -139,8 +139,6 @@ def _edit(context: ToolContext, path: str, old: str, new: str) -> ToolResult:
         return ToolResult(f"{path} belongs to a dependency, which is only read.", ok=False)
     if old == new and old:
         return ToolResult("old and new are the same, so nothing would change.", ok=False)
-    if context.is_bound(files.relative(path)):
-        return ToolResult(f"{path} belongs to a dependency; what the project needs is not edited.", ok=False)
     try:
         data, size = files.read(path, _LARGEST_EDIT)
     except PathMissing:
