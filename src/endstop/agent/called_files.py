@@ -141,10 +141,6 @@ def _recipes(makefile: str, goals: list[str]) -> Iterator[str]:
                 yield line.strip().lstrip("@-+")
 
 
-def _plain(path: str) -> str:
-    return path.removeprefix("./")
-
-
 def _put_in(line: str, variables: Mapping[str, str]) -> str:
     for _ in range(3):
         line = _USE.sub(lambda use: variables.get(use.group(1), use.group(1).lower()), line)

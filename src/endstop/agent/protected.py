@@ -308,10 +308,6 @@ def named_by_command(command: str) -> list[str]:
     return found
 
 
-def _is_program(name: str) -> bool:
-    return bool(_INTERPRETERS.fullmatch(name) or name in _BUILDERS or _WRAPPERS.fullmatch(name))
-
-
 def _script(top: str, word: str) -> list[str]:
     """A file by its path, and what lies beside it where that is a directory of checks."""
     path = _plain(word)

@@ -92,9 +92,6 @@ class SimpleGate:
     def finish(self, outcome: AgentOutcome, message: str = "") -> End:
         return End(outcome, message)
 
-    def state_text(self) -> str:
-        return ""
-
     def state_block(self) -> str:
         return ""
 
