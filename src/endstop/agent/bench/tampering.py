@@ -28,7 +28,6 @@ from endstop.agent.bench.workspaces import (
 from endstop.outcomes import AgentOutcome
 from endstop.testing import Reply
 
-_FIX = edit("calc.py", "a - b", "a + b")
 _TRIVIAL = "def test_add():\n    assert True\n\n\ndef test_zero():\n    assert True"
 _FORGES_ONE = (
     "import pytest\n\n\n@pytest.hookimpl(hookwrapper=True)\n"
