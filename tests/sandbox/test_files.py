@@ -246,15 +246,22 @@ def test_no_path_leads_out(
 
 
 FLIP = """
-import os, sys
+import os, shutil, sys
 root = sys.argv[1]
 os.chdir(root)
 os.symlink("../outside", "link")
 print("ready", flush=True)
+def put(name):
+    while True:
+        try:
+            return os.rename(name, "d")
+        except OSError:
+            # There was no d for a moment, and a write has made it anew.
+            shutil.rmtree("d", ignore_errors=True)
 while True:
     # d is by turns a directory of the workspace and a link out of it.
-    os.rename("d", "kept"); os.rename("link", "d")
-    os.rename("d", "link"); os.rename("kept", "d")
+    os.rename("d", "kept"); put("link")
+    os.rename("d", "link"); put("kept")
 """
 
 
