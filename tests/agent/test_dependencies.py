@@ -12,6 +12,7 @@ from endstop.agent.dependencies import Dependencies
 from endstop.agent.run import run_agent
 from endstop.agent.settings import make_settings
 from endstop.agent.task import Task
+from endstop.protocol.errors import EndstopError
 
 from . import small_repository as small
 
@@ -58,6 +59,14 @@ def test_a_place_that_moves_and_comes_back(tmp_path: Path) -> None:
     assert watched.changed() == ["web/vendor", "web/vendor/lib/a.py", "web/vendor/lib/b.py"]
     (tmp_path / "old").rename(tmp_path / "web")
     assert watched.changed() == []
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"a": 1}'])
+def test_damaged_stamps_are_no_stamps(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "dependencies.json").write_text(kept)
+    watched = Dependencies({"vendor": installed(tmp_path)}, tmp_path / "dependencies.json")
+    with pytest.raises(EndstopError, match="is damaged; start the run anew"):
+        watched.remember()
 
 
 def test_a_dependency_that_is_one_file_or_none(tmp_path: Path) -> None:

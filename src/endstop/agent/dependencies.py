@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from endstop.agent.tree import CACHES
+from endstop.protocol.errors import EndstopError
 
 # Written by tools that only use what is installed.
 _WRITTEN = CACHES | {".cache", ".vite", ".vite-temp"}
@@ -19,7 +20,8 @@ Stamp = tuple[int, int, int, int, int]
 class Dependencies:
     """What stands at the paths of the host, by the times and sizes of its files.
 
-    Nothing is compared before `remember`. `file`: where the stamps are kept for a run that is resumed.
+    Nothing is compared before `remember`. `file`: where the stamps are kept for a run that is resumed; one
+    that holds no stamps raises EndstopError.
     """
 
     def __init__(self, places: Mapping[str, Path], file: Path) -> None:
@@ -39,6 +41,10 @@ class Dependencies:
             beside = self._file.with_suffix(".part")
             beside.write_text(json.dumps(self._before))
             beside.replace(self._file)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise EndstopError(
+                f"what {self._file} says of the dependencies at the start is damaged; start the run anew."
+            ) from error
 
     def changed(self) -> list[str]:
         """Paths, as the workspace has them, that differ from the start: the first few."""
@@ -50,19 +56,20 @@ class Dependencies:
 
     def _stamps(self) -> Iterator[tuple[str, Stamp]]:
         for path, host in self._places.items():
+            path, top = os.path.normpath(path), str(host)
             if not host.is_dir():
-                yield path, _stamp(host)
-            for directory, inner, names in os.walk(host):
+                yield path, _stamp(top)
+            for directory, inner, names in os.walk(top):
                 inner[:] = [name for name in inner if name not in _WRITTEN]
-                place = os.path.join(path, os.path.relpath(directory, host))
+                place = path + directory[len(top) :]
                 for name in names:
-                    yield os.path.normpath(os.path.join(place, name)), _stamp(Path(directory, name))
+                    yield f"{place}/{name}", _stamp(f"{directory}/{name}")
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: str) -> Stamp:
     """The time of the last change of state cannot be set by who owns a file."""
     try:
-        state = path.lstat()
+        state = os.lstat(path)
     except OSError:
         return (0, 0, 0, 0, 0)
     return (state.st_mode, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
